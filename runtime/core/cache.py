@@ -1,0 +1,92 @@
+"""A cache of built artefacts (converted weights, tokenizers, compiled kernels) in the user's cache directory.
+
+An entry is a directory. It appears by one rename, so that no reader sees half of it; it carries SHA-256 sums,
+so that a damaged one is built again; builders of one entry take a lock, so that two servers starting at once
+do the work once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_SUMS = "sha256.json"
+log = logging.getLogger("gapless.cache")
+
+
+def cache_root() -> Path:
+    """`$GAPLESS_CACHE_DIR`, else `$XDG_CACHE_HOME/gapless`, else `~/.cache/gapless`."""
+    if own := os.environ.get("GAPLESS_CACHE_DIR"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gapless"
+
+
+def file_key(*parts: object, path: Path | None = None) -> str:
+    """A key from `parts` and, where given, a file's identity: its absolute path, size and time of change."""
+    if path is not None:
+        stat = path.stat()
+        parts = (*parts, str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def cached_dir(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+    """The directory of entry `kind/key`; `build(directory)` fills it where it is missing or damaged."""
+    final = cache_root() / kind / key
+    if _intact(final):
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(final.parent / f".{key}.lock"):
+        if _intact(final):
+            return final
+        if final.exists():
+            log.warning("cache entry %s is damaged: building it again", final)
+            shutil.rmtree(final)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=final.parent))
+        try:
+            build(scratch)
+            sums = {p.name: _sha256(p) for p in sorted(scratch.iterdir())}
+            (scratch / _SUMS).write_text(json.dumps(sums))
+            _sync(scratch)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    return final
+
+
+def _intact(entry: Path) -> bool:
+    try:
+        sums: dict[str, str] = json.loads((entry / _SUMS).read_text())
+        return all(_sha256(entry / name) == want for name, want in sums.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,16 +1,16 @@
 """The exception tree.
 
-    GaplessError                    base; `status` is the HTTP status, `code` is for machines
-    ├── ConfigError                 an option is wrong or two contradict; exit code 2
-    ├── ModelLoadError              a model file is missing, damaged or unknown; exit code 2
-    ├── RequestError        400     a request is wrong; `param` names the field
-    │   ├── NotFoundError   404
-    │   ├── ConflictError   409     a request id that is still alive
-    │   └── TooLargeError   413
-    ├── CapacityError       503     no room for the request, now or ever; it may be sent elsewhere
-    ├── AbortedError        499     the client, or an abort call, ended the request
-    ├── UnavailableError    503     loading, draining or dead
-    └── InternalError       500     the engine failed; the request is not to blame
+GaplessError                    base; `status` is the HTTP status, `code` is for machines
+├── ConfigError                 an option is wrong or two contradict; exit code 2
+├── ModelLoadError              a model file is missing, damaged or unknown; exit code 2
+├── RequestError        400     a request is wrong; `param` names the field
+│   ├── NotFoundError   404
+│   ├── ConflictError   409     a request id that is still alive
+│   └── TooLargeError   413
+├── CapacityError       503     no room for the request, now or ever; it may be sent elsewhere
+├── AbortedError        499     the client, or an abort call, ended the request
+├── UnavailableError    503     loading, draining or dead
+└── InternalError       500     the engine failed; the request is not to blame
 """
 
 from __future__ import annotations

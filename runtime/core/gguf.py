@@ -17,7 +17,7 @@ import numpy as np
 
 from gapless.runtime.core.errors import ModelLoadError
 
-_NUMBERS = {
+_NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"), 1: np.dtype("<i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
     5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"), 11: np.dtype("<i8"),
     12: np.dtype("<f8"),
@@ -83,10 +83,10 @@ class _Reader:
             key = self._string().decode()
             (kind,) = self._unpack("<I")
             metadata[key] = self._value(kind)
-        raw = [self._tensor_header() for _ in range(tensor_count)]
+        headers = [self._tensor_header() for _ in range(tensor_count)]
         alignment = int(metadata.get("general.alignment", 32))
         base = -(-self.position // alignment) * alignment
-        return GGUFFile(self.path, metadata, {name: self._tensor(base, name, *rest) for name, *rest in raw})
+        return GGUFFile(self.path, metadata, {header[0]: self._tensor(base, *header) for header in headers})
 
     def _unpack(self, layout: str) -> tuple[Any, ...]:
         values = struct.unpack_from(layout, self.buffer, self.position)

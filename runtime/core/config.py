@@ -1,0 +1,108 @@
+"""Every option, declared once: name, default, help and check. The command line, the README's table and
+/server_info are made from this dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from gapless.runtime.core.errors import ConfigError
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
+    """A field with its help; `choices` or the least value are checked in `ServerConfig.__post_init__`."""
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    model_path: str = option("demo", "Hugging Face directory, GGUF file, `demo` or `toy`")
+    served_model_name: str = option("", "name in the API; empty: the model path")
+    host: str = option("127.0.0.1", "address to bind")
+    port: int = option(30000, "port to bind; 0 picks a free one", low=0)
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu"))
+    dtype: str = option(
+        "auto",
+        "weights and KV; auto: bfloat16 where the CPU has instructions for it",
+        choices=("auto", "bfloat16", "float32"),
+    )
+    attention_backend: str = option(
+        "auto", "native: compiled C kernels; torch: portable", choices=("auto", "native", "torch")
+    )
+    cpu_threads: int = option(0, "threads of the CPU device; 0: one a core", low=0)
+    context_length: int = option(0, "longest prompt plus output, tokens; 0: the model's own", low=0)
+    page_size: int = option(16, "tokens in a KV page, 1 to 64", low=1)
+    max_total_tokens: int = option(0, "tokens in the KV pool; 0: from --mem-fraction-static", low=0)
+    mem_fraction_static: float = option(
+        0.5, "share of the free memory after loading that the KV pool may take"
+    )
+    max_running_requests: int = option(256, "requests in one batch", low=1)
+    max_queued_requests: int = option(8192, "requests alive at once in the server; more get 503", low=1)
+    chunked_prefill_size: int = option(512, "prompt tokens of one request in a step", low=1)
+    max_num_batched_tokens: int = option(1024, "tokens in a step, decode and prefill together", low=1)
+    schedule_policy: str = option(
+        "lpm",
+        "order of the queue: longest cached prefix first, or first come first served",
+        choices=("lpm", "fcfs"),
+    )
+    disable_radix_cache: bool = option(False, "do not reuse prefixes")
+    disable_overlap_schedule: bool = option(False, "wait for each step before preparing the next")
+    stream_interval: int = option(1, "least number of new tokens between two events of a stream", low=1)
+    incremental_streaming_output: bool = option(
+        False, "stream deltas; default: cumulative text, as SGLang does"
+    )
+    watchdog_timeout: float = option(300.0, "seconds after which a device step counts as hung; fatal", low=1)
+    drain_timeout: float = option(30.0, "seconds that open requests get to finish after SIGTERM", low=0)
+    max_body_bytes: int = option(16 << 20, "largest HTTP request body", low=1024)
+    max_batch_requests: int = option(1024, "largest batch in one HTTP request", low=1)
+    random_seed: int = option(0, "seed of requests that bring none; 0: from the system")
+    toy: str = option("", "knobs of the toy model, KEY=VALUE,...")
+    log_level: str = option("info", "least level logged", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value, name = getattr(self, item.name), flag(item.name)
+            choices, low = item.metadata["choices"], item.metadata["low"]
+            if choices and value not in choices:
+                raise ConfigError(f"{name} {value!r}: must be one of {', '.join(choices)}", param=item.name)
+            if low is not None and not value >= low:
+                raise ConfigError(f"{name} {value}: must be at least {low:g}", param=item.name)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        def refuse(message: str, param: str) -> None:
+            raise ConfigError(message, param=param)
+
+        if self.page_size > 64:
+            refuse(f"--page-size {self.page_size}: must be at most 64", "page_size")
+        if self.port > 65535:
+            refuse(f"--port {self.port}: must be at most 65535", "port")
+        if not 0 < self.mem_fraction_static < 1:
+            refuse(
+                f"--mem-fraction-static {self.mem_fraction_static}: must be between 0 and 1",
+                "mem_fraction_static",
+            )
+        if self.max_num_batched_tokens < self.max_running_requests:
+            refuse(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than --max-running-requests "
+                f"{self.max_running_requests}: a step must hold one token of every running request",
+                "max_num_batched_tokens",
+            )
+        if self.max_total_tokens and self.max_total_tokens < self.page_size:
+            refuse(
+                f"--max-total-tokens {self.max_total_tokens} is less than --page-size {self.page_size}",
+                "max_total_tokens",
+            )
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model_path
+
+    def public(self) -> dict[str, Any]:
+        """The options that may be shown to anyone (there is no secret among them yet)."""
+        return dataclasses.asdict(self)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

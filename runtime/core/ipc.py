@@ -1,0 +1,102 @@
+"""ZeroMQ PUSH/PULL sockets in a private directory, carrying typed MessagePack.
+
+No pickle: a message that is not one of the expected structs is logged and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.messages import ToDetokenizer, ToFront, ToScheduler
+
+log = logging.getLogger("gapless.ipc")
+T = TypeVar("T")
+_encode = msgspec.msgpack.Encoder().encode
+
+# Endpoint names; the union is what its reader accepts.
+SCHEDULER: tuple[str, Any] = ("scheduler", ToScheduler)
+DETOKENIZER: tuple[str, Any] = ("detokenizer", ToDetokenizer)
+FRONT: tuple[str, Any] = ("front", ToFront)
+
+
+def private_directory() -> Path:
+    """A fresh directory with a random name that only this user can enter; its maker removes it at exit."""
+    return Path(tempfile.mkdtemp(prefix="gapless-"))
+
+
+def _endpoint(directory: Path, name: str) -> str:
+    info = directory.stat()
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
+        raise ConfigError(f"socket directory {directory} must belong to this user with mode 0700")
+    return f"ipc://{directory / name}"
+
+
+class Sender:
+    """The PUSH end. Sending never blocks: what the reader has not taken yet waits in this process's memory."""
+
+    def __init__(self, context: zmq.Context[Any], directory: Path, channel: tuple[str, Any]) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(_endpoint(directory, channel[0]))
+
+    def send(self, message: Any) -> None:
+        self._socket.send(_encode(message), zmq.NOBLOCK, copy=True)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Receiver(Generic[T]):
+    """The PULL end, bound by the one process that reads the channel."""
+
+    def __init__(self, context: zmq.Context[Any], directory: Path, channel: tuple[str, Any]) -> None:
+        self._decode = Decoder(channel)
+        self.socket = context.socket(zmq.PULL)
+        self.socket.set_hwm(0)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_endpoint(directory, channel[0]))
+
+    def wait(self, timeout_ms: int) -> bool:
+        """True when something can be received within the time."""
+        return bool(self.socket.poll(timeout_ms))
+
+    def drain(self) -> list[T]:
+        """All messages that have come, in order, without waiting."""
+        messages: list[T] = []
+        while True:
+            try:
+                data = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            message = self._decode(data)
+            if message is not None:
+                messages.append(message)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Decoder:
+    """Bytes to a message of the channel's union, or None, logged, for anything else."""
+
+    def __init__(self, channel: tuple[str, Any]) -> None:
+        self._name = channel[0]
+        self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(channel[1]).decode
+
+    def __call__(self, data: bytes) -> Any:
+        try:
+            return self._decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("dropped a message of %d bytes on channel %s: %s", len(data), self._name, error)
+            return None

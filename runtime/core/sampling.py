@@ -1,0 +1,130 @@
+"""Sampling parameters: the fields of `sampling_params`, their ranges, and one place that checks them.
+
+Names, defaults and ranges follow SGLang's, so that its clients work unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gapless.runtime.core.errors import RequestError
+
+MAX_STOPS = 32
+MAX_STOP_CHARS = 1024
+GREEDY_BELOW = 1e-6
+
+# Known to SGLang's and vLLM's clients and not served yet. A value other than the neutral ones given here is refused:
+# a parameter that is accepted and ignored would be a wrong answer.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "min_new_tokens": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+}
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request is sampled and where it stops; make it with `parse`, which checks every field."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    sampling_seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], prefix: str = "sampling_params") -> SamplingParams:
+        """Checks `fields` (JSON types; null means the default; unknown names are ignored).
+
+        Raises RequestError whose `param` is `prefix.<field>`.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name, neutral in _NOT_YET.items():
+            if name in given and not _is_neutral(given[name], neutral):
+                raise RequestError(f"{name} is not supported yet", param=f"{prefix}.{name}")
+        values = {
+            f.name: _check(f.name, given[f.name], prefix)
+            for f in msgspec.structs.fields(cls)
+            if f.name in given
+        }
+        return cls(**values)
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(type(value) is not bool and value == item for item in neutral)
+
+
+def _check(name: str, value: Any, prefix: str) -> Any:
+    """`value` as the field's type, or RequestError."""
+
+    def refuse(want: str) -> RequestError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else shown[:37] + "..."
+        return RequestError(f"{name} must be {want}, got {shown}", param=f"{prefix}.{name}")
+
+    def integer(low: int, high: int, want: str) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise refuse(want)
+        return value
+
+    def number(low: float, high: float, want: str, *, above_low: bool = False) -> float:
+        if type(value) not in (int, float) or not low <= value <= high or (above_low and value == low):
+            raise refuse(want)
+        return float(value)
+
+    match name:
+        case "max_new_tokens":
+            return integer(0, 2**31 - 1, "an integer from 0 to 2147483647")
+        case "temperature":
+            return number(0, sys.float_info.max, "a finite number, at least 0")
+        case "top_p":
+            return number(0, 1, "a number above 0 and at most 1", above_low=True)
+        case "min_p":
+            return number(0, 1, "a number from 0 to 1")
+        case "top_k":
+            off = type(value) is int and value == -1
+            return -1 if off else integer(1, 2**31 - 1, "-1 (off) or an integer of at least 1")
+        case "sampling_seed":
+            return integer(-(2**63), 2**63 - 1, "a 64-bit integer")
+        case "stop":
+            return _stops(value, refuse)
+        case "stop_token_ids":
+            ids = [value] if type(value) is int else value
+            if type(ids) not in (list, tuple) or any(type(i) is not int for i in ids):
+                raise refuse("a list of token ids")
+            if len(ids) > MAX_STOPS:
+                raise refuse(f"at most {MAX_STOPS} token ids")
+            return tuple(ids)
+        case _:
+            if type(value) is not bool:
+                raise refuse("true or false")
+            return value
+
+
+def _stops(value: Any, refuse: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if type(stops) not in (list, tuple) or any(type(s) is not str for s in stops):
+        raise refuse("a string or a list of strings")
+    if len(stops) > MAX_STOPS or any(not 0 < len(s) <= MAX_STOP_CHARS for s in stops):
+        raise refuse(f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)

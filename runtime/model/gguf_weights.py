@@ -1,0 +1,94 @@
+"""Weights of a GGUF file, dequantised once into the run's dtype and mapped from the cache after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.runtime.core.cache import cached_dir, file_key
+from gapless.runtime.core.errors import ModelLoadError
+from gapless.runtime.core.gguf import GGML_TYPES, GGUFFile, TensorInfo, read_gguf
+from gapless.runtime.model.config import ModelConfig
+from gapless.runtime.model.gguf_dequantize import dequantize
+from gapless.runtime.model.loader_names import tensor_shapes
+from gapless.runtime.model.loader_safetensors import StoredTensor, read_safetensors, write_safetensors
+
+_VERSION = 1  # of what the cache holds: raise it when a conversion changes
+_FILE = "weights.safetensors"
+_PIECE = 1 << 24  # weights that are dequantised at a time
+_BLOCK_SIZE = {name: weights for name, weights, _ in GGML_TYPES.values()}
+
+
+def gguf_weights(
+    path: Path, config: ModelConfig, dtype: torch.dtype, progress: Callable[[str], None]
+) -> dict[str, StoredTensor]:
+    """The decoder's tensors by name: matrices in `dtype`, vectors in float32.
+
+    Raises ModelLoadError naming the file and tensor where one is missing or has another shape.
+    """
+    gguf = read_gguf(path)
+    shapes = tensor_shapes(config)
+    for name, shape in shapes.items():
+        _check(gguf, name, shape)
+    layout = {name: (shape, dtype if len(shape) == 2 else torch.float32) for name, shape in shapes.items()}
+
+    def build(directory: Path) -> None:
+        write_safetensors(directory / _FILE, layout, _converted(gguf, config, layout, progress))
+
+    return read_safetensors(cached_dir("weights", file_key(_VERSION, dtype, path=path), build) / _FILE)
+
+
+def _check(gguf: GGUFFile, name: str, shape: tuple[int, ...]) -> None:
+    info = gguf.tensors.get(name)
+    if info is None:
+        raise ModelLoadError(f"{gguf.path}: tensor {name} is missing")
+    if info.shape != shape:
+        want, have = list(shape), list(info.shape)
+        raise ModelLoadError(f"{gguf.path}: tensor {name} has shape {have}; its metadata asks for {want}")
+    if shape[-1] % _BLOCK_SIZE[info.type_name]:
+        raise ModelLoadError(f"{gguf.path}: tensor {name} has rows of broken {info.type_name} blocks")
+
+
+def _converted(
+    gguf: GGUFFile,
+    config: ModelConfig,
+    layout: dict[str, tuple[tuple[int, ...], torch.dtype]],
+    progress: Callable[[str], None],
+) -> Iterator[Tensor]:
+    """Each tensor of `layout`, in pieces of whole rows."""
+    total, done, shown = sum(gguf.tensors[name].nbytes for name in layout), 0, 0
+    for name, (_, dtype) in layout.items():
+        info = gguf.tensors[name]
+        for piece in _pieces(gguf, info, _row_order(name, config)):
+            yield piece.to(dtype)
+        done += info.nbytes
+        if (percent := 100 * done // total) >= shown:
+            progress(f"converting weights: {percent} %")
+            shown = percent + 10
+
+
+def _pieces(gguf: GGUFFile, info: TensorInfo, order: Tensor | None) -> Iterator[Tensor]:
+    rows = info.shape[0] if len(info.shape) == 2 else 1
+    raw = gguf.data(info).reshape(rows, -1)
+    step = max(1, _PIECE // info.shape[-1])
+    for start in range(0, rows, step):
+        part = raw[start : start + step] if order is None else raw[order[start : start + step].numpy()]
+        data = torch.from_numpy(np.array(part))  # a copy: torch cannot hold read-only memory
+        yield dequantize(data, info.type_name, (len(part), info.shape[-1]))
+
+
+def _row_order(name: str, config: ModelConfig) -> Tensor | None:
+    """Where to find each row of a tensor whose rows llama.cpp has reordered.
+
+    For the llama architecture alone its converter interleaves the two halves of every query and key head, since its
+    rotary embedding turns neighbours against each other; ours turns halves.
+    """
+    heads = {"attn_q.weight": config.num_heads, "attn_k.weight": config.num_kv_heads}
+    count = heads.get(name.split(".", 2)[-1]) if config.architecture == "llama" else None
+    if count is None:
+        return None
+    return torch.arange(count * config.head_dim).view(count, -1, 2).transpose(1, 2).flatten()

@@ -1,0 +1,70 @@
+"""A tokenizer from a Hugging Face directory: tokenizer.json, with tokenizer_config.json beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gapless.runtime.core.errors import ModelLoadError
+from gapless.runtime.tokenizer.definition import Definition, Facts, affixes
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def read_definition(directory: Path) -> Definition:
+    """Raises ModelLoadError naming the file that is missing or damaged."""
+    vocabulary, settings, template = (directory / name for name in FILES)
+    if not vocabulary.is_file():
+        raise ModelLoadError(f"model directory {directory} has no tokenizer.json{_advice(directory)}")
+    spec = _read_json(vocabulary)
+    config = _read_json(settings) if settings.is_file() else {}
+    bos, eos = (_token(config, role, spec, settings) for role in ("bos_token", "eos_token"))
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    if add_bos is not None or add_eos is not None:
+        # As in transformers, these flags overrule what tokenizer.json says.
+        spec["post_processor"] = affixes(bos if add_bos else None, eos if add_eos else None)
+    spec["truncation"] = spec["padding"] = None  # a prompt is never cut or padded silently
+    chat = template.read_text() if template.is_file() else _default_template(config.get("chat_template"))
+    return Definition(spec, Facts(bos[1] if bos else None, [eos[1]] if eos else [], chat))
+
+
+def _advice(directory: Path) -> str:
+    if (directory / "tokenizer.model").is_file():
+        return (
+            "; its tokenizer.model has to be converted first: AutoTokenizer(...).save_pretrained writes both"
+        )
+    return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = orjson.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _token(config: dict[str, Any], role: str, spec: dict[str, Any], path: Path) -> tuple[str, int] | None:
+    """The (token, id) that plays `role` in the configuration, where a token is a string or {"content": string}."""
+    named = config.get(role)
+    content = named.get("content") if isinstance(named, dict) else named
+    if content is None:
+        return None
+    for token in spec.get("added_tokens") or []:
+        if token["content"] == content:
+            return content, token["id"]
+    vocab = spec["model"]["vocab"]
+    if content in vocab:
+        return content, vocab[content]
+    raise ModelLoadError(f"{path} names {content!r} as {role}, which tokenizer.json does not have")
+
+
+def _default_template(templates: str | list[dict[str, str]] | None) -> str | None:
+    """A configuration has one template, or a list of named ones."""
+    if isinstance(templates, list):
+        return next((entry["template"] for entry in templates if entry["name"] == "default"), None)
+    return templates

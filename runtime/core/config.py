@@ -9,6 +9,8 @@ from typing import Any
 
 from gapless.runtime.core.errors import ConfigError
 
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
     """A field with its help; `choices` or the least value are checked in `ServerConfig.__post_init__`."""
@@ -64,6 +66,8 @@ class ServerConfig:
         for item in dataclasses.fields(self):
             value, name = getattr(self, item.name), flag(item.name)
             choices, low = item.metadata["choices"], item.metadata["low"]
+            if type(value) not in _TYPES[str(item.type)]:
+                raise ConfigError(f"{name} {value!r}: must be of type {item.type}", param=item.name)
             if choices and value not in choices:
                 raise ConfigError(f"{name} {value!r}: must be one of {', '.join(choices)}", param=item.name)
             if low is not None and not value >= low:

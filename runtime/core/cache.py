@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gapless.runtime.core.errors import ConfigError
+
 _SUMS = "sha256.json"
 log = logging.getLogger("gapless.cache")
 
@@ -39,17 +41,21 @@ def file_key(*parts: object, path: Path | None = None) -> str:
 
 
 def cached_dir(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The directory of entry `kind/key`; `build(directory)` fills it where it is missing or damaged."""
+    """The directory of entry `kind/key`; `build(directory)` fills it where it is missing or damaged.
+
+    Raises ConfigError where the cache cannot be written, and what `build` raises.
+    """
     final = cache_root() / kind / key
     if _intact(final):
         return final
-    final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(final.parent / f".{key}.lock"):
         if _intact(final):
             return final
         if final.exists():
             log.warning("cache entry %s is damaged: building it again", final)
             shutil.rmtree(final)
+        for left in final.parent.glob(f".{key}.*/"):  # of a builder that was killed: we hold its lock
+            shutil.rmtree(left)
         scratch = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=final.parent))
         try:
             build(scratch)
@@ -87,6 +93,11 @@ def _sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot write the cache (GAPLESS_CACHE_DIR moves it): {error}") from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

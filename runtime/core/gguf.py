@@ -62,7 +62,7 @@ def read_gguf(path: Path) -> GGUFFile:
             return _Reader(path, data).parse()
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read GGUF file {path}: {error}") from error
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, OverflowError) as error:
         raise ModelLoadError(f"GGUF file {path} is truncated in its header") from error
 
 
@@ -84,7 +84,9 @@ class _Reader:
             (kind,) = self._unpack("<I")
             metadata[key] = self._value(kind)
         headers = [self._tensor_header() for _ in range(tensor_count)]
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelLoadError(f"GGUF file {self.path} has general.alignment {alignment!r}")
         base = -(-self.position // alignment) * alignment
         return GGUFFile(self.path, metadata, {header[0]: self._tensor(base, *header) for header in headers})
 
@@ -143,6 +145,10 @@ class _Reader:
             known = ", ".join(entry[0] for entry in GGML_TYPES.values())
             raise ModelLoadError(f"{self.path}: tensor {name} has ggml type {kind}; known are {known}")
         type_name, block, block_bytes = GGML_TYPES[kind]
+        if shape[-1] % block:
+            raise ModelLoadError(
+                f"{self.path}: tensor {name} of shape {shape} is not whole {type_name} blocks"
+            )
         nbytes = math.prod(shape) // block * block_bytes
         end = base + offset + nbytes
         if end > len(self.buffer):

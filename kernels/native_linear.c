@@ -1,0 +1,127 @@
+/* y = x W^T + bias for packed weights. Included by native.c.
+
+   W [n, k] is packed into panels of PANEL outputs: panel, then k (in steps of two bfloat16 or one float32), then output. A tile
+   multiplies up to TILE_ROWS rows of x with one panel, all sums in registers; each panel comes from memory once for CHUNK rows,
+   and the next one is prefetched meanwhile, so that few rows run at the speed of the memory and many at that of the multipliers. */
+
+enum { PANEL = 2 * LANES, CHUNK = 8 * TILE_ROWS };
+
+typedef struct {
+    const void *x, *packed;
+    const float *bias; /* [n rounded up to panels] or NULL */
+    void *y;
+    i64 m, n, k;
+    int is_bf16;
+} Linear;
+
+static void pack_panels(const void *arg, i64 begin, i64 end) {
+    const Linear *a = arg;
+    i64 step = a->is_bf16 ? 2 : 1, size = a->is_bf16 ? 2 : 4;
+    for (i64 panel = begin; panel < end; panel++) {
+        char *to = (char *)a->y + panel * PANEL * a->k * size;
+        for (i64 j = 0; j < PANEL; j++) {
+            i64 output = panel * PANEL + j;
+            for (i64 i = 0; i < a->k / step; i++) {
+                char *place = to + (i * PANEL + j) * 4;
+                if (output < a->n)
+                    memcpy(place, at(a->x, output * a->k + i * step, a->is_bf16), 4);
+                else
+                    memset(place, 0, 4);
+            }
+        }
+    }
+}
+
+/* Packs w [n, k] into `packed` [n rounded up to panels, k]; k must be even for bfloat16. */
+EXPORT void pack_linear(const void *w, void *packed, i64 n, i64 k, i64 is_bf16) {
+    Linear a = {.x = w, .y = packed, .n = n, .k = k, .is_bf16 = is_bf16};
+    parallel(pack_panels, &a, (n + PANEL - 1) / PANEL, 8);
+}
+
+EXPORT i64 panel_size(void) { return PANEL; }
+
+/* 1 where bfloat16 products have an instruction; 2 added where the CPU has matrix units (AMX), which oneDNN knows to use. */
+EXPORT i64 features(void) {
+    int found = 0;
+#ifdef __AVX512BF16__
+    found |= 1;
+#endif
+#ifdef __AMX_BF16__
+    found |= 2;
+#endif
+    return found;
+}
+
+/* `rows` rows from `first` on of one panel; `next` is the memory to prefetch, `lines` cache lines of it. */
+INLINE void linear_tile(const int rows, const int is_bf16, const Linear *a, i64 first, i64 panel, const char *next, i64 lines) {
+    vf acc[rows][2];
+    for (int r = 0; r < rows; r++)
+        for (int h = 0; h < 2; h++) acc[r][h] = a->bias ? *(const vf *)(a->bias + panel * PANEL + h * LANES) : (vf){0};
+    const char *w = at(a->packed, panel * PANEL * a->k, is_bf16), *x = at(a->x, first * a->k, is_bf16);
+    i64 row_bytes = a->k * (is_bf16 ? 2 : 4);
+    for (i64 i = 0; i < row_bytes; i += 4, w += 4 * PANEL) {
+        if (i < 4 * lines) __builtin_prefetch(next + 16 * i, 0, 2);
+        if (is_bf16) {
+#ifdef __AVX512BF16__
+            __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 64);
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, x + r * row_bytes + i, 4);
+                acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, (__m512bh)_mm512_set1_epi32(pair));
+                acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], w1, (__m512bh)_mm512_set1_epi32(pair));
+            }
+#endif
+        } else {
+            vf w0 = *(const vf *)w, w1 = *(const vf *)(w + 4 * LANES);
+            for (int r = 0; r < rows; r++) {
+                vf value = (vf){0} + *(const float *)(x + r * row_bytes + i);
+                acc[r][0] += value * w0;
+                acc[r][1] += value * w1;
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        i64 to = (first + r) * a->n + panel * PANEL;
+        store(a->y, to, (const float *)acc[r], MIN(PANEL, a->n - panel * PANEL), is_bf16);
+    }
+}
+
+static void linear_rows(int rows, const Linear *a, i64 first, i64 panel, const char *next, i64 lines) {
+#define TILE(R)                                                          \
+    case R:                                                              \
+        if (a->is_bf16)                                                  \
+            linear_tile(R, 1, a, first, panel, next, lines);             \
+        else                                                             \
+            linear_tile(R, 0, a, first, panel, next, lines);             \
+        break;
+    switch (rows) {
+        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+#if TILE_ROWS > 6
+        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+#endif
+    }
+#undef TILE
+}
+
+/* Piece i is panel i % panels for chunk i / panels of the rows. */
+static void linear_pieces(const void *arg, i64 begin, i64 end) {
+    const Linear *a = arg;
+    i64 panels = (a->n + PANEL - 1) / PANEL;
+    for (i64 i = begin; i < end; i++) {
+        i64 panel = i % panels, start = i / panels * CHUNK, rows = MIN(CHUNK, a->m - start);
+        i64 tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+        const char *next = at(a->packed, (panel + 1) * PANEL * a->k, a->is_bf16);
+        i64 lines = rows > 4 && panel + 1 < panels ? PANEL * a->k * (a->is_bf16 ? 2 : 4) / 64 : 0; /* few rows: hardware does */
+        for (i64 t = 0; t < tiles; t++) {
+            i64 from = rows * t / tiles, to = rows * (t + 1) / tiles;
+            i64 line = lines * t / tiles, line_end = lines * (t + 1) / tiles;
+            linear_rows(to - from, a, start + from, panel, next + line * 64, line_end - line);
+        }
+    }
+}
+
+EXPORT void linear(const void *x, const void *packed, const float *bias, void *y, i64 m, i64 n, i64 k, i64 is_bf16) {
+    Linear a = {x, packed, bias, y, m, n, k, is_bf16};
+    i64 pieces = (n + PANEL - 1) / PANEL * ((m + CHUNK - 1) / CHUNK);
+    parallel(linear_pieces, &a, pieces, pieces / 32);
+}

@@ -5,6 +5,7 @@ Names, defaults and ranges follow SGLang's, so that its clients work unchanged.
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from gapless.runtime.core.errors import RequestError
 
 MAX_STOPS = 32
-MAX_STOP_CHARS = 1024
+MAX_STOP_CHARS = 1024  # of all stop strings together: the automaton that finds them has a node a character
 GREEDY_BELOW = 1e-6
 
 # Known to SGLang's and vLLM's clients and not served yet. A value other than the neutral ones given here is refused:
@@ -78,9 +79,8 @@ def _check(name: str, value: Any, prefix: str) -> Any:
     """`value` as the field's type, or RequestError."""
 
     def refuse(want: str) -> RequestError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else shown[:37] + "..."
-        return RequestError(f"{name} must be {want}, got {shown}", param=f"{prefix}.{name}")
+        # reprlib bounds depth, length and count: any JSON value may stand here.
+        return RequestError(f"{name} must be {want}, got {reprlib.repr(value)}", param=f"{prefix}.{name}")
 
     def integer(low: int, high: int, want: str) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -125,6 +125,6 @@ def _stops(value: Any, refuse: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if type(stops) not in (list, tuple) or any(type(s) is not str for s in stops):
         raise refuse("a string or a list of strings")
-    if len(stops) > MAX_STOPS or any(not 0 < len(s) <= MAX_STOP_CHARS for s in stops):
-        raise refuse(f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
+    if len(stops) > MAX_STOPS or not all(stops) or sum(map(len, stops)) > MAX_STOP_CHARS:
+        raise refuse(f"at most {MAX_STOPS} strings, none empty, of {MAX_STOP_CHARS} characters together")
     return tuple(stops)

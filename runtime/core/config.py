@@ -44,9 +44,9 @@ class ServerConfig:
     chunked_prefill_size: int = option(512, "prompt tokens of one request in a step", low=1)
     max_num_batched_tokens: int = option(1024, "tokens in a step, decode and prefill together", low=1)
     schedule_policy: str = option(
-        "lpm",
-        "order of the queue: longest cached prefix first, or first come first served",
-        choices=("lpm", "fcfs"),
+        "fcfs",
+        "order of the queue: first come first served, or longest cached prefix first",
+        choices=("fcfs", "lpm"),
     )
     disable_radix_cache: bool = option(False, "do not reuse prefixes")
     disable_overlap_schedule: bool = option(False, "wait for each step before preparing the next")

@@ -1,0 +1,79 @@
+"""The KV pool's books: the tree owns cached pages, requests own what they took, the allocator owns the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapless.radix_cache.allocator import PageAllocator, Pages
+from gapless.radix_cache.tree import Match, Node, RadixTree
+
+Ids = NDArray[np.int32]
+
+
+class PrefixCache:
+    """The order of use is: match, lock, look at `available`, take (which may evict), and at the end publish and unlock.
+
+    With `enabled` false nothing is ever matched or published; the calls and their meaning stay the same.
+    """
+
+    def __init__(self, pages: int, page_size: int, *, enabled: bool = True) -> None:
+        self.page_size = page_size
+        self.enabled = enabled
+        self._allocator = PageAllocator(pages)
+        self._tree = RadixTree(page_size)
+
+    @property
+    def total_pages(self) -> int:
+        return self._allocator.total
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can give: free ones, and cached ones that no request uses."""
+        return self._allocator.free_pages + self._tree.evictable
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that requests hold or share now."""
+        return self.total_pages - self.available
+
+    def match(self, ids: Ids, namespace: tuple[str, ...]) -> Match:
+        return self._tree.match(ids if self.enabled else ids[:0], namespace)
+
+    def lock(self, match: Match) -> Node:
+        return self._tree.lock(match)
+
+    def unlock(self, node: Node) -> None:
+        self._tree.unlock(node)
+
+    def take(self, count: int) -> Pages:
+        """`count` pages (at most `available`), evicting what is needed."""
+        short = count - self._allocator.free_pages
+        if short > 0:
+            self._allocator.give_back(self._tree.evict(short))
+        return self._allocator.take(count)
+
+    def give_back(self, pages: Pages) -> None:
+        self._allocator.give_back(pages)
+
+    def publish(self, ids: Ids, pages: Pages, namespace: tuple[str, ...], held: Node) -> tuple[Node, Pages]:
+        """Hands the pages that keep `ids` (whole pages) to the tree and moves the lock from `held` to the last node.
+
+        Returns that node and the tree's pages for `ids`; where these differ from `pages`, the request still owns its
+        own and must stop using them before it gives them back.
+        """
+        node, kept = self._tree.insert(ids, pages, namespace)
+        self._tree.lock_node(node)
+        self._tree.unlock(held)
+        return node, kept
+
+    def check_idle(self) -> None:
+        """Raises AssertionError unless every page is free or cached, and no request holds any."""
+        free, tree = self._allocator.free_pages, self._tree
+        owned = [int(p) for node in tree.nodes() for p in node.pages]
+        problem = (
+            f"free {free} + evictable {tree.evictable} + protected {tree.protected} of {self.total_pages} pages, "
+            f"{len(owned)} in the tree"
+        )
+        assert tree.protected == 0 and free + tree.evictable == self.total_pages, problem
+        assert len(owned) == len(set(owned)) == tree.evictable, problem

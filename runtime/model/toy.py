@@ -1,0 +1,130 @@
+"""The toy model: a test double that notices every misplaced page, placeholder and slot, and needs no weights.
+
+Its "KV" of a position is a hash of (id, position), kept in the paged pool. Its next token is a hash of the whole
+history's entries, read back through the page table. So its output is a pure function of the prompt and the knobs
+(`toy_output`), and one wrong entry changes every later token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.plan import Plan
+from gapless.runtime.core.random import mix
+
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class ToyKnobs:
+    """Set by `--toy KEY=VALUE,...`."""
+
+    delay_ms: float = 0.0  # how long a step takes
+    late_reads: bool = False  # read the step's inputs only after the delay
+    raise_at_step: int = 0  # the step, from 1, that fails; 0: none
+    eos_at: int = 0  # the position of the output, from 1, at which EOS comes; 0: as the hash has it
+    script: str = ""  # a file of ids, by white space, to emit by position of the output, over and over
+    vocab_size: int = 512
+    eos: int = 256
+    seed: int = 0  # other seeds are other models
+
+    @classmethod
+    def parse(cls, text: str) -> ToyKnobs:
+        """Raises ConfigError naming the knob."""
+        kinds = {f.name: type(f.default) for f in fields(cls)}
+        values: dict[str, bool | int | float | str] = {}
+        for item in filter(None, text.split(",")):
+            name, _, value = item.partition("=")
+            if name not in kinds:
+                raise ConfigError(f"--toy: unknown knob {name!r}; known are {', '.join(kinds)}", param="toy")
+            try:
+                values[name] = bool(int(value)) if kinds[name] is bool else kinds[name](value)
+            except ValueError:
+                raise ConfigError(f"--toy: {name} cannot be {value!r}", param="toy") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+class ToyModel:
+    """Runs plans with numpy. `pages` are numbered from 1; `slots` likewise."""
+
+    def __init__(
+        self, knobs: ToyKnobs, pages: int, page_size: int, slots: int, pages_per_request: int
+    ) -> None:
+        self.knobs = knobs
+        self._page_size = page_size
+        self._pool: U64 = np.zeros((pages + 1) * page_size, np.uint64)
+        self._table = np.full((slots + 1, pages_per_request), -1, np.int32)
+        self._future = np.full(slots + 1, -1, np.int64)
+        self._script = _read_script(knobs.script)
+        self.forwards = 0
+
+    def run(self, plan: Plan) -> NDArray[np.int64]:
+        """The sampled ids, one for each of plan.sample_rows."""
+        knobs = self.knobs
+        if knobs.late_reads and knobs.delay_ms:
+            time.sleep(knobs.delay_ms / 1000)
+        self._table[plan.table_slots, plan.table_columns] = plan.table_pages
+        ids = np.where(plan.ids < 0, self._future[-np.minimum(plan.ids, 0)], plan.ids)
+        assert (ids >= 0).all(), "a future token was read before it was sampled"
+        self._pool[plan.out_loc] = _entry(ids, plan.positions)
+        steps = zip(plan.sample_rows.tolist(), plan.output_index.tolist(), strict=True)
+        sampled = np.array([self._next(plan, row, index) for row, index in steps], np.int64)
+        self._future[plan.slots[plan.sample_rows]] = sampled
+        if knobs.delay_ms and not knobs.late_reads:
+            time.sleep(knobs.delay_ms / 1000)
+        self.forwards += 1
+        if self.forwards == knobs.raise_at_step:
+            raise RuntimeError(f"the toy model was told to fail at step {self.forwards}")
+        return sampled
+
+    def _next(self, plan: Plan, row: int, output_index: int) -> int:
+        length = int(plan.kv_len[row])
+        pages = self._table[plan.slots[row], : -(-length // self._page_size)].astype(np.int64)
+        assert (pages > 0).all(), "the page table was read where nothing was written"
+        places = (pages[:, None] * self._page_size + np.arange(self._page_size)).ravel()[:length]
+        history = self._pool[places].sum(dtype=np.uint64, keepdims=True)
+        return _choose(self.knobs, self._script, history, output_index)
+
+
+def toy_output(knobs: ToyKnobs, prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` ids that the toy model emits after `prompt`, EOS not heeded: the closed form for tests."""
+    script = _read_script(knobs.script)
+    history = _entry(np.asarray(prompt, np.int64), np.arange(len(prompt))).sum(dtype=np.uint64, keepdims=True)
+    output: list[int] = []
+    for index in range(count):
+        output.append(_choose(knobs, script, history, index))
+        history = history + _entry(np.array([output[-1]]), np.array([len(prompt) + index]))
+    return output
+
+
+def _choose(knobs: ToyKnobs, script: list[int], history: U64, output_index: int) -> int:
+    if knobs.eos_at and output_index == knobs.eos_at - 1:
+        return knobs.eos
+    if script:
+        return script[output_index % len(script)]
+    choice = int(mix(history ^ np.uint64(knobs.seed))[0] % np.uint64(knobs.vocab_size))
+    never_eos = knobs.eos_at and choice == knobs.eos
+    return (choice + 1) % knobs.vocab_size if never_eos else choice
+
+
+def _entry(ids: NDArray[np.int64], positions: NDArray[np.integer]) -> U64:  # type: ignore[type-arg]
+    return mix(mix(ids.astype(np.uint64)) ^ positions.astype(np.uint64))
+
+
+def _read_script(path: str) -> list[int]:
+    if not path:
+        return []
+    try:
+        ids = [int(word) for word in Path(path).read_text().split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--toy: script {path}: {error}", param="toy") from error
+    if not ids:
+        raise ConfigError(f"--toy: script {path} holds no ids", param="toy")
+    return ids

@@ -1,0 +1,147 @@
+"""The running requests and what they own. Slots and pages are taken and given back here and nowhere else."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from gapless.radix_cache.cache import PrefixCache
+from gapless.runtime.core.plan import I32
+from gapless.runtime.scheduler.request import Request
+from gapless.runtime.scheduler.rows import Rows
+
+Update = tuple[I32, I32, I32]  # slots, columns, pages
+_NO_SLOTS: I32 = np.empty(0, np.int32)
+
+
+class Batch:
+    def __init__(self, slots: int, context_length: int, cache: PrefixCache) -> None:
+        self.rows = Rows(slots, context_length, cache.page_size)
+        self.cache = cache
+        self.running: I32 = _NO_SLOTS  # slots that hold pages, by arrival of their requests
+        self._requests: list[Request | None] = [None] * (slots + 1)
+        self._updates: list[Update] = []
+        self.launched_step = 0
+        self._retired_step = 0
+        # Pages that a launched step may still read, with the number of the last such step.
+        self._deferred: deque[tuple[int, I32]] = deque()
+
+    def request(self, slot: int) -> Request:
+        request = self._requests[slot]
+        assert request is not None, f"slot {slot} is free"
+        return request
+
+    def is_idle(self) -> bool:
+        return self.rows.free_slots == len(self._requests) - 1
+
+    def start(self, request: Request, reserve_pages: int) -> bool:
+        """Matches, locks and takes pages for all known tokens of a new or preempted request.
+
+        False, with nothing changed, unless `reserve_pages` would still be available afterwards.
+        """
+        rows, cache, size = self.rows, self.cache, self.cache.page_size
+        known = rows.known(request.slot) if request.slot else request.prompt
+        # At least one token is computed, for there must be logits to sample from.
+        match = cache.match(known[:-1], request.namespace)
+        matched = len(match.pages)
+        locked = cache.lock(match)
+        wanted = -(-len(known) // size) - matched
+        if wanted + reserve_pages > cache.available:
+            cache.unlock(locked)
+            return False
+        request.locked, request.tree_pages = locked, matched
+        if not request.slot:
+            self._open(request, matched * size)
+        slot = request.slot
+        rows.target_len[slot] = len(known)
+        rows.computed_len[slot] = rows.launched_len[slot] = matched * size
+        rows.launched_out[slot] = rows.output_len[slot]
+        rows.allocated[slot] = 0
+        self._append_pages(slot, np.concatenate([match.pages, cache.take(wanted)]))
+        place = np.searchsorted(rows.arrival[self.running], request.arrival)
+        self.running = np.insert(self.running, place, slot)
+        return True
+
+    def _open(self, request: Request, cached_tokens: int) -> None:
+        slot = self.rows.open(request.submit, request.max_output)
+        self.rows.arrival[slot] = request.arrival
+        self._requests[slot] = request
+        request.slot, request.generation = slot, int(self.rows.generation[slot])
+        request.cached_tokens = cached_tokens
+
+    def grow(self, slots: I32) -> None:
+        """Gives each of `slots` one more page."""
+        rows = self.rows
+        pages, columns = self.cache.take(len(slots)), rows.allocated[slots]
+        rows.page_table[slots, columns] = pages
+        rows.allocated[slots] += 1
+        self._updates.append((slots, columns, pages))
+
+    def take_updates(self) -> Update:
+        """Changes of the page table since the last call, in order."""
+        updates, self._updates = self._updates, []
+        if len(updates) == 1:
+            return updates[0]
+        if not updates:
+            return _NO_SLOTS, _NO_SLOTS, _NO_SLOTS
+        return tuple(np.concatenate(part) for part in zip(*updates, strict=True))  # type: ignore[return-value]
+
+    def publish(self, slot: int) -> None:
+        """Puts the row's computed whole pages into the tree, so that others can match them while it runs.
+
+        Where the tree has such pages already, the row's table is rewritten to them and its own are freed once the steps
+        that may read them have retired.
+        """
+        rows, request, size = self.rows, self.request(slot), self.cache.page_size
+        count = rows.cacheable_len(slot) // size
+        if not self.cache.enabled or count <= request.tree_pages:
+            return
+        assert request.locked is not None
+        own = rows.page_table[slot, :count].copy()
+        request.locked, kept = self.cache.publish(
+            rows.known(slot)[: count * size], own, request.namespace, request.locked
+        )
+        request.tree_pages = count
+        columns = np.flatnonzero(own != kept).astype(np.int32)
+        if columns.size:
+            rows.page_table[slot, columns] = kept[columns]
+            self._updates.append((np.full(columns.size, slot, np.int32), columns, kept[columns]))
+            self._deferred.append((self.launched_step, own[columns]))
+            self.retired(self._retired_step)
+
+    def settle(self, slot: int) -> None:
+        """Gives back what an ending or preempted row holds, if no launched step names it. Safe to call at any time."""
+        rows, request = self.rows, self._requests[slot]
+        if request is None or rows.in_flight[slot] or not (rows.ending[slot] or rows.preempted[slot]):
+            return
+        if request.locked is not None:
+            self.publish(slot)
+            self.cache.unlock(request.locked)
+            self.cache.give_back(rows.page_table[slot, request.tree_pages : rows.allocated[slot]])
+            request.locked, request.tree_pages, rows.allocated[slot] = None, 0, 0
+            self.running = self.running[self.running != slot]
+        if rows.ending[slot]:
+            self._requests[slot] = None
+            rows.close(slot)
+
+    def retired(self, step: int) -> None:
+        """The device has finished `step`: pages that only it or earlier ones could read are free."""
+        self._retired_step = step
+        while self._deferred and self._deferred[0][0] <= step:
+            self.cache.give_back(self._deferred.popleft()[1])
+
+    def check_idle(self) -> None:
+        """The accounting at rest: raises AssertionError unless all slots and pages are back."""
+        assert self.is_idle() and not self.running.size and not self._deferred, (
+            "slots or pages are still held"
+        )
+        assert not self.rows.in_flight.any()
+        self.cache.check_idle()
+
+    def _append_pages(self, slot: int, pages: I32) -> None:
+        start = int(self.rows.allocated[slot])
+        columns = np.arange(start, start + len(pages), dtype=np.int32)
+        self.rows.page_table[slot, columns] = pages
+        self.rows.allocated[slot] += len(pages)
+        self._updates.append((np.full(len(pages), slot, np.int32), columns, pages))

@@ -1,0 +1,133 @@
+"""Decides what the next step computes: decode rows, then prompt chunks within the token budget (Sarathi-Serve)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from gapless.radix_cache.cache import PrefixCache
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.plan import I32
+from gapless.runtime.policies.base import ORDERS
+from gapless.runtime.scheduler.admission import Reserve
+from gapless.runtime.scheduler.batch import Batch
+from gapless.runtime.scheduler.request import Request
+
+Chunk = tuple[int, int]  # slot, number of tokens
+
+
+class Composer:
+    def __init__(self, config: ServerConfig, batch: Batch) -> None:
+        self.batch = batch
+        self.waiting: dict[int, Request] = {}  # by uid, in order of arrival
+        self.preempted: deque[Request] = (
+            deque()
+        )  # by arrival; they keep their slots and come before the waiting
+        self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
+        self._reserve = Reserve()
+        self._order = ORDERS[config.schedule_policy]
+        self._step_tokens = config.max_num_batched_tokens
+        self._chunk_tokens = config.chunked_prefill_size
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self.batch.cache
+
+    def compose(self) -> tuple[I32, list[Chunk]]:
+        """The slots that decode one token each, and the prompt chunks. Pages for all of them are allocated."""
+        decode = self._decode()
+        budget = self._step_tokens - len(decode)
+        chunks = self._continue_prefills(budget)
+        budget -= sum(count for _, count in chunks)
+        chunks += self._admit(budget)
+        self._reserve.stepped()
+        return decode, chunks
+
+    def _decode(self) -> I32:
+        """Rows past their prompt that may sample one more token, oldest first."""
+        rows, running = self.batch.rows, self.batch.running
+        ready = rows.launched_len[running] >= rows.target_len[running]
+        ready &= rows.launched_out[running] < rows.max_output[running]
+        ready &= ~(rows.ending[running] | rows.preempted[running])
+        slots = running[ready]
+        full = rows.launched_len[slots] >= rows.allocated[slots] * self.cache.page_size
+        needy = slots[full]
+        if not needy.size:
+            return slots
+        served = needy[: self.cache.available]
+        self.batch.grow(served)
+        if served.size == needy.size:
+            return slots
+        self._preempt_newest()
+        unserved = needy[served.size :]
+        return slots[~np.isin(slots, unserved)]
+
+    def _preempt_newest(self) -> None:
+        """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""
+        rows, running = self.batch.rows, self.batch.running
+        leaving = rows.ending[running] | rows.preempted[running]
+        if leaving.any() or running.size < 2:
+            return
+        slot = int(running[-1])
+        request = self.batch.request(slot)
+        rows.preempted[slot] = True
+        request.preemptions += 1
+        self._reserve.preempted()
+        self._enqueue_preempted(request)
+        self.batch.settle(slot)
+
+    def _enqueue_preempted(self, request: Request) -> None:
+        place = sum(other.arrival < request.arrival for other in self.preempted)
+        self.preempted.insert(place, request)
+
+    def _continue_prefills(self, budget: int) -> list[Chunk]:
+        """The next chunks of prompts that have begun, oldest first."""
+        rows, running = self.batch.rows, self.batch.running
+        begun = rows.launched_len[running] < rows.target_len[running]
+        begun &= ~(rows.ending[running] | rows.preempted[running])
+        chunks: list[Chunk] = []
+        for slot in running[begun].tolist():
+            if budget <= 0:
+                break
+            chunks.append((slot, self._chunk(slot, budget)))
+            budget -= chunks[-1][1]
+        return chunks
+
+    def _chunk(self, slot: int, budget: int) -> int:
+        rows = self.batch.rows
+        return min(int(rows.target_len[slot] - rows.launched_len[slot]), self._chunk_tokens, budget)
+
+    def _admit(self, budget: int) -> list[Chunk]:
+        """First chunks of preempted requests, then of waiting ones, while slots, pages and budget last."""
+        chunks: list[Chunk] = []
+        for request in self._candidates(budget):
+            if budget <= 0 or not self._start(request):
+                break
+            chunks.append((request.slot, self._chunk(request.slot, budget)))
+            budget -= chunks[-1][1]
+        return chunks
+
+    def _candidates(self, budget: int) -> list[Request]:
+        rows = self.batch.rows
+        if budget <= 0:
+            return []
+        if self.preempted:
+            # One that still has a step in flight has not given its pages back yet.
+            return [request for request in self.preempted if request.locked is None]
+        if not self.waiting or not rows.free_slots:
+            return []
+        return self._order(list(self.waiting.values()), self.cache)[: rows.free_slots]
+
+    def _start(self, request: Request) -> bool:
+        batch, resumed = self.batch, request.slot != 0
+        reserve = self._reserve.pages_for(request, batch.running, batch.rows, self.cache.page_size)
+        if not batch.start(request, reserve):
+            return False
+        if resumed:
+            batch.rows.preempted[request.slot] = False
+            self.preempted.remove(request)
+        else:
+            del self.waiting[request.submit.uid]
+            self.started.append(request)
+        return True

@@ -1,0 +1,124 @@
+"""The differential runner: drives the scheduler with the toy model through a script, with no clock and no sockets."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gapless.overlap.toy_worker import ToyWorker
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.messages import Abort, Finish, StepOutput, Stop, Submit, column, int32s, uint8s
+from gapless.runtime.core.plan import Plan
+from gapless.runtime.core.sampling import SamplingParams
+from gapless.runtime.model.toy import ToyKnobs, toy_output
+from gapless.runtime.scheduler.scheduler import Scheduler
+
+
+@dataclass
+class Seen:
+    """What the detokenizer would know of a request."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    message: str = ""
+    slot: int = 0
+    generation: int = 0
+    cached_tokens: int = -1
+    forwards: int = 0  # launched rows, decode or chunk
+
+
+class Runner:
+    """`late` runs each plan as late as the loop allows, so that whatever was changed after the launch would show."""
+
+    def __init__(self, config: ServerConfig, *, late: bool = True) -> None:
+        self.lag = 0 if config.disable_overlap_schedule else 1
+        self.knobs = ToyKnobs.parse(config.toy)
+        self.worker = ToyWorker(config)
+        self.scheduler = Scheduler(config, self.worker.load())
+        self.late = late
+        self.flying: deque[tuple[Plan, np.ndarray | None]] = deque()
+        self.seen: dict[int, Seen] = {}
+        self.plans: list[Plan] = []
+
+    def submit(
+        self, uid: int, prompt: list[int], max_new_tokens: int, stop_ids: tuple[int, ...] = (), **more
+    ) -> None:
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+        self.seen[uid] = Seen()
+        self.scheduler.handle([Submit(uid, column(prompt, "<i4"), params, stop_ids, seed=uid, **more)])
+        self.collect()
+
+    def abort(self, uid: int) -> None:
+        self.scheduler.handle([Abort(uid)])
+
+    def stop(self, uid: int, output_len: int) -> None:
+        """A stop string was completed by output token `output_len`, as the detokenizer would say it."""
+        seen = self.seen[uid]
+        self.scheduler.handle([Stop(seen.slot, seen.generation, output_len)])
+
+    def turn(self) -> bool:
+        """One pass of the loop; False when it did nothing."""
+        plan = self.scheduler.compose()
+        if plan is not None:
+            self.plans.append(plan)
+            self._count_forwards(plan)
+            self.flying.append((plan, None if self.late else self.worker.run(plan)))
+        retired = bool(self.flying) and (plan is None or len(self.flying) > self.lag)
+        if retired:
+            oldest, ids = self.flying.popleft()
+            self.scheduler.retire(oldest, self.worker.run(oldest) if ids is None else ids)
+        self.collect()
+        return retired or plan is not None
+
+    def finish(self, limit: int = 20_000) -> None:
+        """Turns until all is done; then the accounting must be exact."""
+        for _ in range(limit):
+            if not self.turn() and self.scheduler.is_idle:
+                break
+        else:
+            raise AssertionError("the scheduler does not come to rest")
+        self.scheduler.check_idle()
+        assert all(seen.finish for seen in self.seen.values()), "a request got no terminal message"
+
+    def collect(self) -> None:
+        output = self.scheduler.take_output()
+        if output is not None:
+            self._collect(output)
+
+    def expected(self, prompt: list[int], count: int, stop_ids: tuple[int, ...] = ()) -> list[int]:
+        """The closed form: ids up to and with the first stop id."""
+        ids = toy_output(self.knobs, prompt, count)
+        stops = [index for index, token in enumerate(ids) if token in stop_ids]
+        return ids[: stops[0] + 1] if stops else ids
+
+    def _count_forwards(self, plan: Plan) -> None:
+        for slot in plan.slots.tolist():
+            self.seen[self.scheduler.batch.request(slot).submit.uid].forwards += 1
+
+    def _collect(self, output: StepOutput) -> None:
+        for opened in output.opened:
+            seen = self.seen[opened.uid]
+            assert not seen.generation and not seen.slot, "opened twice"
+            seen.slot, seen.generation, seen.cached_tokens = (
+                opened.slot,
+                opened.generation,
+                opened.cached_tokens,
+            )
+        names = {(seen.slot, seen.generation): seen for seen in self.seen.values() if seen.slot}
+        columns = (
+            int32s(output.slots),
+            int32s(output.generations),
+            int32s(output.ids),
+            uint8s(output.finish),
+        )
+        for slot, generation, token, finish in zip(*(c.tolist() for c in columns), strict=True):
+            seen = names[slot, generation]
+            assert not seen.finish, "an id after the end"
+            seen.ids.append(token)
+            seen.finish = Finish(finish)
+        for closed in output.closed:
+            seen = self.seen[closed.uid]
+            assert not seen.finish, "a second end"
+            seen.finish, seen.message = Finish(closed.finish), closed.message

@@ -39,12 +39,13 @@ def test_any_cut_of_a_text(text: str, cuts: list[int]) -> None:
 
 
 @given(PIECES)
-def test_holds_at_most_the_start_of_one_character(pieces: list[bytes]) -> None:
+def test_holds_at_most_three_bytes(pieces: list[bytes]) -> None:
     deltas = shown(pieces)
     for count in range(1, len(pieces) + 1):
         whole = b"".join(pieces[:count]).decode(errors="replace")
         so_far = "".join(deltas[:count])
-        assert so_far in (whole, whole[:-1])
+        assert whole.startswith(so_far)
+        assert len(whole) - len(so_far) <= 3
 
 
 def test_a_character_split_over_tokens_is_shown_once() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from differential import Runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from differential import Runner
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Finish

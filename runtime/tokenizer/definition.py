@@ -47,23 +47,6 @@ class Definition:
         return TokenPieces.of([by_id.get(i, b"") for i in range(max(by_id) + 1)], special)
 
 
-def affixes(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
-    """The post-processor that puts `bos` before and `eos` after a text, each a (token, id) or absent."""
-
-    def special(token: tuple[str, int] | None) -> list[dict[str, Any]]:
-        return [{"SpecialToken": {"id": token[0], "type_id": 0}}] if token else []
-
-    def sequence(name: str) -> list[dict[str, Any]]:
-        return [*special(bos), {"Sequence": {"id": name, "type_id": 0}}, *special(eos)]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": sequence("A"),
-        "pair": [*sequence("A"), *sequence("B")],
-        "special_tokens": {t[0]: {"id": t[0], "ids": [t[1]], "tokens": [t[0]]} for t in (bos, eos) if t},
-    }
-
-
 def _spelling(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     kinds = set(_decoder_types(decoder))
     if "ByteLevel" in kinds:

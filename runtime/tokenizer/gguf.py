@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gapless.runtime.core.errors import ModelLoadError
-from gapless.runtime.tokenizer.definition import Definition, Facts, affixes
+from gapless.runtime.tokenizer.definition import Definition, Facts
 from gapless.runtime.tokenizer.gguf_byte_level import byte_level_spec, pre_tokenizer_of
 from gapless.runtime.tokenizer.gguf_sentencepiece import sentencepiece_spec
 from gapless.runtime.tokenizer.gguf_vocabulary import GGUFVocabulary
@@ -23,14 +24,30 @@ def read_definition(path: Path) -> Definition:
         raise ModelLoadError(
             f"GGUF file {path}: tokenizer.ggml.model is {model!r}; known are 'llama' and 'gpt2'"
         )
+    if len(spec["model"]["vocab"]) < len(vocabulary.tokens):
+        raise ModelLoadError(f"GGUF file {path}: tokenizer.ggml.tokens has the same token more than once")
     bos = vocabulary.token("bos")
-    ends = [token for role in ("eos", "eot", "eom") if (token := vocabulary.token(role))]
-    spec["post_processor"] = affixes(
+    ends = {token[1] for role in ("eos", "eot", "eom") if (token := vocabulary.token(role))}
+    spec["post_processor"] = _affixes(
         bos if vocabulary.get("add_bos_token", adds_bos) else None,
         vocabulary.token("eos") if vocabulary.get("add_eos_token", False) else None,
     )
-    end_ids = list(dict.fromkeys(token_id for _, token_id in ends))
-    return Definition(
-        spec,
-        Facts(bos[1] if bos else None, end_ids, vocabulary.metadata.get("tokenizer.chat_template")),
-    )
+    chat_template = vocabulary.metadata.get("tokenizer.chat_template")
+    return Definition(spec, Facts(bos[1] if bos else None, sorted(ends), chat_template))
+
+
+def _affixes(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    """The post-processor that puts `bos` before and `eos` after a text, each a (token, id) or absent."""
+
+    def special(token: tuple[str, int] | None) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": token[0], "type_id": 0}}] if token else []
+
+    def sequence(name: str) -> list[dict[str, Any]]:
+        return [*special(bos), {"Sequence": {"id": name, "type_id": 0}}, *special(eos)]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": sequence("A"),
+        "pair": [*sequence("A"), *sequence("B")],
+        "special_tokens": {t[0]: {"id": t[0], "ids": [t[1]], "tokens": [t[0]]} for t in (bos, eos) if t},
+    }

@@ -8,34 +8,32 @@ from typing import Any
 import orjson
 
 from gapless.runtime.core.errors import ModelLoadError
-from gapless.runtime.tokenizer.definition import Definition, Facts, affixes
+from gapless.runtime.tokenizer.definition import Definition, Facts
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def read_definition(directory: Path) -> Definition:
-    """Raises ModelLoadError naming the file that is missing or damaged."""
+    """Raises ModelLoadError naming the file that is missing or damaged.
+
+    Whether a text gets BOS is for tokenizer.json's post-processor to say: as in transformers 5, `add_bos_token` in
+    the configuration does not count beside it.
+    """
     vocabulary, settings, template = (directory / name for name in FILES)
     if not vocabulary.is_file():
         raise ModelLoadError(f"model directory {directory} has no tokenizer.json{_advice(directory)}")
     spec = _read_json(vocabulary)
     config = _read_json(settings) if settings.is_file() else {}
     bos, eos = (_token(config, role, spec, settings) for role in ("bos_token", "eos_token"))
-    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if add_bos is not None or add_eos is not None:
-        # As in transformers, these flags overrule what tokenizer.json says.
-        spec["post_processor"] = affixes(bos if add_bos else None, eos if add_eos else None)
     spec["truncation"] = spec["padding"] = None  # a prompt is never cut or padded silently
     chat = template.read_text() if template.is_file() else _default_template(config.get("chat_template"))
     return Definition(spec, Facts(bos[1] if bos else None, [eos[1]] if eos else [], chat))
 
 
 def _advice(directory: Path) -> str:
-    if (directory / "tokenizer.model").is_file():
-        return (
-            "; its tokenizer.model has to be converted first: AutoTokenizer(...).save_pretrained writes both"
-        )
-    return ""
+    if not (directory / "tokenizer.model").is_file():
+        return ""
+    return "; transformers writes one from its tokenizer.model: AutoTokenizer.from_pretrained(D).save_pretrained(D)"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

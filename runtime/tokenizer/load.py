@@ -32,9 +32,9 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     from gapless.runtime.tokenizer.fast import FastTokenizer
 
     entry = _entry(source)
-    facts = Facts(**orjson.loads((entry / "facts.json").read_bytes()))
+    facts, pieces = Facts(**orjson.loads((entry / "facts.json").read_bytes())), TokenPieces.load(entry)
     try:
-        return FastTokenizer(entry / "tokenizer.json", facts, TokenPieces.load(entry))
+        return FastTokenizer(entry / "tokenizer.json", facts, pieces)
     except Exception as error:  # the library raises nothing narrower
         raise ModelLoadError(f"the tokenizer of {source.path} is damaged: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from gapless.runtime.core.plan import DeviceInfo, Plan
 if TYPE_CHECKING:
     import torch
 
+    from gapless.kernels.ops import Ops
+
 log = logging.getLogger("gapless.worker")
 CPU_POOL_TOKENS = 131_072  # a laptop's memory is for more than KV; --max-total-tokens asks for more
 
@@ -26,8 +29,10 @@ CPU_POOL_TOKENS = 131_072  # a laptop's memory is for more than KV; --max-total-
 class TorchWorker:
     """Made and used on the device thread only; importing this module imports no torch."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, wrap_ops: Callable[[Ops], Ops] = lambda ops: ops) -> None:
+        """`wrap_ops` may put a measuring layer around the operations."""
         self._config = config
+        self._wrap_ops = wrap_ops
 
     def load(self) -> DeviceInfo:
         started = time.monotonic()
@@ -42,7 +47,7 @@ class TorchWorker:
         torch.set_grad_enabled(False)
         device = torch.device("cpu")
         dtype, why = _choose_dtype(config.dtype)
-        self._ops = choose_ops(config.attention_backend, device)  # type: ignore[arg-type]
+        self._ops = self._wrap_ops(choose_ops(config.attention_backend, device))  # type: ignore[arg-type]
         self._model = load_model(source, dtype, self._ops, log.info)
         model_config = self._model.config
         context = config.context_length or model_config.context_length
@@ -105,7 +110,8 @@ class TorchWorker:
         logits = self._model.logits(hidden)
         sampled = sample(logits, SamplingBatch.from_plan(plan), self._ops)
         self._future[at(plan.slots[plan.sample_rows])] = sampled
-        return sampled.numpy()  # type: ignore[no-any-return]
+        ids_out: NDArray[np.int64] = sampled.numpy()
+        return ids_out
 
     def _pool_pages(self, context: int, dtype: torch.dtype) -> int:
         """How many pages the KV pool gets: as asked, else a share of the memory that is free now."""

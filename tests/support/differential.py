@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gapless.overlap.device import Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Abort, Finish, StepOutput, Stop, Submit, column, int32s, uint8s
@@ -32,10 +33,10 @@ class Seen:
 class Runner:
     """`late` runs each plan as late as the loop allows, so that whatever was changed after the launch would show."""
 
-    def __init__(self, config: ServerConfig, *, late: bool = True) -> None:
+    def __init__(self, config: ServerConfig, *, late: bool = True, worker: Worker | None = None) -> None:
         self.lag = 0 if config.disable_overlap_schedule else 1
         self.knobs = ToyKnobs.parse(config.toy)
-        self.worker = ToyWorker(config)
+        self.worker = worker or ToyWorker(config)
         self.scheduler = Scheduler(config, self.worker.load())
         self.late = late
         self.flying: deque[tuple[Plan, np.ndarray | None]] = deque()

@@ -1,0 +1,16 @@
+"""The benchmarks under one roof: `gapless bench NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gapless.bench import offline
+
+
+def add_commands(commands: Any) -> None:
+    """Adds one subcommand for each benchmark; each sets `run` and `parser` in its namespace."""
+    parser = commands.add_parser(
+        "offline", help="throughput of the engine without HTTP, beside its matrix products'"
+    )
+    offline.add_arguments(parser)
+    parser.set_defaults(run=offline.run, parser=parser)

@@ -1,0 +1,163 @@
+"""Throughput of the engine without HTTP: random prompts, all sent at once, greedy, of fixed lengths.
+
+Beside it stands the limit that the matrix products alone would allow in the same run on the same machine:
+prompts x output / (output x (body(prompts) + head(prompts)) + prompts x input / 512 x body(512)), where body(M) and
+head(M) are the measured times of the packed products of all layers, and of the head, for M rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gapless.bench.profile import CHUNK, Profiler
+from gapless.bench.report import envelope, write_json
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.options import add_options, config_from
+from gapless.runtime.engine import Engine
+
+WARM_UP_TOKENS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--num-prompts", type=int, default=64, metavar="INT", help="(default: 64)")
+    parser.add_argument(
+        "--random-input-len", type=int, default=128, metavar="INT", help="ids a prompt (default: 128)"
+    )
+    parser.add_argument(
+        "--random-output-len", type=int, default=64, metavar="INT", help="ids an answer (default: 64)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="INT", help="of the prompts (default: 1)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="INT", help="runs; medians are reported (default: 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    add_options(parser)
+    parser.set_defaults(log_level="warning")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    for name in ("num_prompts", "random_input_len", "random_output_len", "repeat"):
+        if getattr(parsed, name) < 1:
+            parsed.parser.error(f"--{name.replace('_', '-')}: must be at least 1")
+    config = config_from(parsed.parser, parsed)
+    if config.model_path == "toy":
+        parsed.parser.error("--model-path toy: there are no matrix products to compare with")
+    report = measure(config, parsed)
+    print_report(report)
+    if parsed.json:
+        write_json(parsed.json, report)
+    return 0
+
+
+def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
+    """All figures of the report. The limit is measured before and after each run of the engine."""
+    count, input_len, output_len = parsed.num_prompts, parsed.random_input_len, parsed.random_output_len
+    with progress("loading the model twice: for the products alone and for the engine"):
+        profiler = Profiler(config)
+        engine = Engine(**config.public())
+    vocabulary = profiler.info.vocab_size
+    random = np.random.default_rng(parsed.seed)
+    products = {rows: [] for rows in sorted({count, CHUNK})}  # type: dict[int, list[tuple[float, float]]]
+
+    def measure_products() -> None:
+        for rows, seen in products.items():
+            seen.append(profiler.product_seconds(rows, repeats=5))
+
+    runs: list[dict[str, float]] = []
+    with engine:
+        warm_up = random.integers(0, vocabulary, (count, input_len)).tolist()
+        with progress("warming up"):
+            generate(engine, warm_up, WARM_UP_TOKENS)
+        measure_products()
+        for turn in range(parsed.repeat):
+            prompts = random.integers(0, vocabulary, (count, input_len)).tolist()
+            with progress(f"run {turn + 1} of {parsed.repeat}"):
+                runs.append(generate(engine, prompts, output_len))
+            measure_products()
+    with progress("measuring the shares of the time"):
+        shares = profiler.breakdown(prompts, output_len)
+    limit = product_limit(products, count, input_len, output_len)
+    duration = statistics.median(run["duration"] for run in runs)
+    total_input, total_output = count * input_len, int(runs[-1]["output_tokens"])
+    return {
+        **envelope("offline", config.public(), parsed.seed),
+        "num_prompts": count,
+        "random_input_len": input_len,
+        "random_output_len": output_len,
+        "device": profiler.info.description,
+        "durations": [run["duration"] for run in runs],
+        "duration": duration,
+        "total_input_tokens": total_input,
+        "total_output_tokens": total_output,
+        "cached_tokens": int(max(run["cached_tokens"] for run in runs)),
+        "output_throughput": total_output / duration,
+        "total_throughput": (total_input + total_output) / duration,
+        "limit": limit,
+        "share_of_limit": total_output / duration / limit["output_throughput"],
+        "breakdown": shares,
+    }
+
+
+def generate(engine: Engine, prompts: list[list[int]], output_len: int) -> dict[str, float]:
+    """One run: seconds, tokens that came out, prompt tokens that were cached."""
+    params = {"max_new_tokens": output_len, "temperature": 0, "ignore_eos": True}
+    started = time.perf_counter()
+    answers = engine.generate(input_ids=prompts, sampling_params=params)
+    duration = time.perf_counter() - started
+    facts = [answer["meta_info"] for answer in answers]
+    return {
+        "duration": duration,
+        "output_tokens": sum(fact["completion_tokens"] for fact in facts),
+        "cached_tokens": sum(fact["cached_tokens"] for fact in facts),
+    }
+
+
+def product_limit(
+    products: dict[int, list[tuple[float, float]]], count: int, input_len: int, output_len: int
+) -> dict[str, Any]:
+    """Tokens a second if a run were nothing but its matrix products, and the times that this comes from."""
+    body = {rows: statistics.median(b for b, _ in seen) for rows, seen in products.items()}
+    head = {rows: statistics.median(h for _, h in seen) for rows, seen in products.items()}
+    seconds = output_len * (body[count] + head[count]) + count * input_len / CHUNK * body[CHUNK]
+    return {
+        "output_throughput": count * output_len / seconds,
+        "body_ms": {str(rows): 1000 * value for rows, value in body.items()},
+        "head_ms": {str(rows): 1000 * value for rows, value in head.items()},
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    limit = report["limit"]
+    sizes = f"{report['num_prompts']} prompts x {report['random_input_len']} in / {report['random_output_len']} out"
+    print(
+        f"{report['device']}\n{sizes}, greedy, {len(report['durations'])} run(s), {report['duration']:.2f} s"
+    )
+    print(f"output throughput  {report['output_throughput']:9.1f} tokens/s")
+    print(f"total throughput   {report['total_throughput']:9.1f} tokens/s")
+    print(
+        f"products alone     {limit['output_throughput']:9.1f} tokens/s; reached {report['share_of_limit']:.2f} of it"
+    )
+    for rows, body in limit["body_ms"].items():
+        print(f"  {rows:>4} rows: all layers {body:.2f} ms, head {limit['head_ms'][rows]:.2f} ms")
+    shares = sorted(report["breakdown"].items(), key=lambda item: -item[1])
+    print("shares without overlap: " + ", ".join(f"{name} {share:.1%}" for name, share in shares))
+    if report["cached_tokens"]:
+        print(f"note: {report['cached_tokens']} prompt tokens came from the cache")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Says on stderr what is going on and how long it took."""
+    print(f"{what} ... ", end="", file=sys.stderr, flush=True)
+    started = time.perf_counter()
+    yield
+    print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""The HTTP process's view of the engine: whether it can serve, and the way in for requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import InternalError, UnavailableError
+from gapless.runtime.core.messages import (
+    Abort,
+    Fatal,
+    Heartbeat,
+    Ready,
+    Submit,
+    TextOutput,
+    ToFront,
+)
+from gapless.runtime.tokenizer.base import Tokenizer
+from gapless.tokenizer_manager.prepare import prepare
+from gapless.tokenizer_manager.schema import Prompt
+from gapless.tokenizer_manager.states import Call, Registry
+
+STALE_SECONDS = 2.0
+_INLINE_SIZE = 8192  # characters or ids that are prepared on the event loop: a thread costs more than they do
+
+
+class Front:
+    """Fed by `handle` with what comes from the detokenizer; `send` goes to the scheduler and must not block."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        send: Callable[[Submit | Abort], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.registry = Registry(send, config.max_queued_requests)
+        self.tokenizer: Tokenizer | None = None
+        self.ready: Ready | None = None
+        self.draining = False
+        self._fatal: str | None = None
+        self._alive_at = 0.0  # of the newest heartbeat
+        self._clock = clock
+        self._seeds = random.Random(config.random_seed or None)
+
+    def handle(self, message: ToFront) -> None:
+        match message:
+            case TextOutput():
+                self.registry.apply(message)
+            case Heartbeat():
+                self._alive_at = message.sent_at
+            case Ready():
+                self.ready, self._alive_at = message, self._clock()
+            case Fatal():
+                self._fatal = message.message
+                self.registry.fail_all(InternalError(f"the engine stopped: {message.message}"))
+
+    def refusal(self) -> tuple[str, str] | None:
+        """(status, reason) while no request can be taken."""
+        if self._fatal is not None:
+            return "dead", f"the engine stopped: {self._fatal}"
+        if self.draining:
+            return "draining", "the server is shutting down"
+        if self.ready is None or self.tokenizer is None:
+            return "loading", "the model is loading"
+        return None
+
+    def health(self) -> dict[str, Any]:
+        """`status` is "ok" alone when the engine's loop turned within the last two seconds."""
+        if (refusal := self.refusal()) is not None:
+            return {"status": refusal[0], "reason": refusal[1]}
+        silent = self._clock() - self._alive_at
+        if silent >= STALE_SECONDS:
+            return {"status": "stalled", "reason": f"no heartbeat of the engine for {silent:.1f} s"}
+        return {"status": "ok"}
+
+    def check_open(self) -> None:
+        if (refusal := self.refusal()) is not None:
+            raise UnavailableError(refusal[1])
+
+    async def submit(self, call: Call, prompts: Sequence[Prompt]) -> None:
+        """Tokenizes the call's prompts and hands them over: all, or none and RequestError for the one at fault."""
+        tokenizer, ready = self.tokenizer, self.ready
+        assert tokenizer is not None
+        assert ready is not None
+        work = [
+            (prompt, s.uid, self._seeds.getrandbits(63))
+            for prompt, s in zip(prompts, call.states, strict=True)
+        ]
+
+        def run() -> list[Submit]:
+            return [prepare(*item, tokenizer, ready) for item in work]
+
+        size = sum(len(prompt.text or prompt.input_ids or "") for prompt in prompts)
+        messages = run() if size <= _INLINE_SIZE else await asyncio.to_thread(run)
+        self.registry.submit(call, messages)

@@ -1,0 +1,157 @@
+"""POST /generate: one JSON answer, or server-sent events.
+
+A stream's headers go out with its first tokens: whatever fails before is a real HTTP status, so that a router can
+send the request elsewhere. What fails later is an event `{"error": ...}` in that prompt's place; the stream ends
+with `[DONE]` in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from gapless.runtime.core.errors import TooLargeError
+from gapless.runtime.core.messages import Finish
+from gapless.tokenizer_manager.front import Front
+from gapless.tokenizer_manager.schema import parse_generate
+from gapless.tokenizer_manager.states import Call, RequestState
+
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_DONE = b"data: [DONE]\n\n"
+
+
+class Generate:
+    """The route as an ASGI application."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._incremental = front.config.incremental_streaming_output
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        front = self._front
+        front.check_open()
+        try:
+            body = await read_body(Request(scope, receive), front.config.max_body_bytes)
+        except ClientDisconnect:
+            return
+        request = parse_generate(body, front.config)
+        front.check_open()  # the body may have taken its time
+        interval = front.config.stream_interval if request.stream else 0
+        call = front.registry.open([prompt.rid for prompt in request.prompts], interval)
+        with self._aborted_with_client(call, receive):
+            await front.submit(call, request.prompts)
+            if request.stream:
+                await self._stream(call, request.is_batch, send)
+            else:
+                await self._answer(call, request.is_batch, send)
+
+    @contextmanager
+    def _aborted_with_client(self, call: Call, receive: Receive) -> Iterator[None]:
+        """Aborts what still runs when the client goes, also in the middle of a write, and when the handler ends."""
+        watch = asyncio.create_task(_until_disconnect(receive))
+        watch.add_done_callback(lambda _: self._front.registry.abort(call))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self._front.registry.close(call)
+
+    async def _answer(self, call: Call, is_batch: bool, send: Send) -> None:
+        open_states = len(call.states)
+        while open_states:
+            changed = await call.changed()
+            if not changed:
+                return
+            for state in changed:
+                if (error := state.error()) is not None:
+                    raise error
+            open_states -= len(changed)
+        answers = [self._body(state, "".join(state.texts), state.ids) for state in call.states]
+        content = orjson.dumps(answers if is_batch else answers[0])
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _stream(self, call: Call, is_batch: bool, send: Send) -> None:
+        started, open_states = False, len(call.states)
+        while open_states:
+            changed = await call.changed()
+            if not changed:
+                return
+            if not started:
+                for state in changed:
+                    if (error := state.error()) is not None:
+                        raise error
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+                started = True
+            open_states -= sum(state.finished is not None for state in changed)
+            events = b"".join(self._event(state, is_batch) for state in changed)
+            body = events if open_states else events + _DONE
+            await send({"type": "http.response.body", "body": body, "more_body": bool(open_states)})
+
+    def _event(self, state: RequestState, is_batch: bool) -> bytes:
+        """What came since the last event where the server streams increments, else all of it."""
+        if (error := state.error()) is not None:
+            event = error.body()
+        else:
+            text, ids = "".join(state.texts), state.ids
+            if self._incremental:
+                ids = ids[state.sent_ids :]
+                state.texts.clear()
+            else:
+                state.texts[:] = [text]
+            event = self._body(state, text, ids)
+            state.sent_ids = len(state.ids)
+        if is_batch:
+            event["index"] = state.index
+        return b"data: " + orjson.dumps(event) + b"\n\n"
+
+    def _body(self, state: RequestState, text: str, ids: list[int]) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": state.rid,
+            "finish_reason": _finish_reason(state),
+            "prompt_tokens": state.prompt_tokens,
+            "completion_tokens": len(state.ids),
+            "cached_tokens": state.cached_tokens,
+        }
+        if state.finished is not None:
+            meta["e2e_latency"] = state.ended - state.created
+        return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+def _finish_reason(state: RequestState) -> dict[str, Any] | None:
+    """SGLang's form; None while the request goes on."""
+    finished = state.finished
+    if finished is None:
+        return None
+    match finished.finish:
+        case Finish.LENGTH:
+            return {"type": "length", "length": finished.completion_tokens}
+        case Finish.ABORT:
+            return {"type": "abort", "message": finished.message or "aborted"}
+        case _:
+            return {"type": "stop", "matched": finished.matched}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body; raises TooLargeError as soon as it is known to pass `limit` bytes."""
+    too_large = TooLargeError(f"the body is larger than {limit} bytes (--max-body-bytes)")
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,122 @@
+"""The HTTP process: `python -m gapless.tokenizer_manager.main`, started by the launcher.
+
+It serves on a socket that the launcher has bound, from the first moment: /health says 503 until the model is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+import zmq
+
+from gapless.runtime.core.child import ChildSpec, run_child
+from gapless.runtime.core.errors import InternalError, UnavailableError
+from gapless.runtime.core.ipc import FRONT, SCHEDULER, Receiver, Sender
+from gapless.runtime.core.messages import ToFront
+from gapless.runtime.tokenizer.load import load_tokenizer
+from gapless.tokenizer_manager.app import create_app
+from gapless.tokenizer_manager.front import Front
+
+_FLUSH_SECONDS = 0.5  # for what has been written to reach the clients
+_KEEP_ALIVE_SECONDS = 120  # longer than routers and clients keep idle connections, so that they close first
+_SECOND_SIGNAL_EXIT = 128 + signal.SIGTERM
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a given socket, with signals left alone."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(front),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(spec: ChildSpec) -> int:
+    """Serves until SIGTERM, then finishes what is open; a second SIGTERM cuts that short.
+
+    Raises ModelLoadError where the tokenizer cannot be loaded. The loop is left open: `run_child` exits at once.
+    """
+    return uvloop.new_event_loop().run_until_complete(_serve(spec))
+
+
+async def _serve(spec: ChildSpec) -> int:
+    assert spec.listen_fd is not None
+    context = zmq.Context()
+    receiver: Receiver[ToFront] = Receiver(context, spec.directory, FRONT)
+    front = Front(spec.config, Sender(context, spec.directory, SCHEDULER).send)
+    _read_on_loop(receiver, front)
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signals.put_nowait, None)
+    server = HttpServer(front)
+    serving = asyncio.create_task(server.serve([socket.socket(fileno=spec.listen_fd)]))
+    loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, spec.config.model_path))
+    stopping = asyncio.create_task(signals.get())
+    await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        front.tokenizer = loading.result()
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+        raise InternalError("the HTTP server ended by itself")
+    return await _drain(front, server, serving, signals)
+
+
+async def _drain(
+    front: Front, server: HttpServer, serving: asyncio.Task[None], signals: asyncio.Queue[None]
+) -> int:
+    """Refuses new requests, lets open ones finish within the drain timeout, and gives the exit code."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + front.config.drain_timeout
+    front.draining = True
+    idle = asyncio.create_task(front.registry.idle.wait())
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait({idle, again}, timeout=front.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+    if not again.done():
+        front.registry.fail_all(
+            UnavailableError("the server is shutting down")
+        )  # what did not finish in time
+        server.should_exit = True
+        rest = max(deadline - loop.time(), _FLUSH_SECONDS)
+        await asyncio.wait({serving, again}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+    return _SECOND_SIGNAL_EXIT if again.done() else 0
+
+
+def _read_on_loop(receiver: Receiver[ToFront], front: Front) -> None:
+    """Hands what the receiver gets to `front`.
+
+    ZeroMQ's descriptor tells of changes only, not of a state: every reading goes on until nothing is left, and
+    one comes first.
+    """
+
+    def read() -> None:
+        for message in receiver.drain():
+            front.handle(message)
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(receiver.socket.getsockopt(zmq.FD), read)
+    loop.call_soon(read)
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,61 @@
+"""From a checked prompt to what the scheduler takes; shared by the HTTP process and the offline engine."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gapless.runtime.core.errors import RequestError
+from gapless.runtime.core.messages import Ready, Submit
+from gapless.runtime.tokenizer.base import Tokenizer
+from gapless.tokenizer_manager.schema import Prompt
+
+
+def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Ready) -> Submit:
+    """Tokenizes and fits `prompt`; `seed` is for a prompt that brings none.
+
+    Raises RequestError where an id is outside the embedding table, or the prompt is empty or too long. It holds the
+    GIL for a fraction of the time that tokenizing takes: call it in a thread where the text is long.
+    """
+    params = prompt.params
+    for i, token_id in enumerate(params.stop_token_ids):
+        _check_id(token_id, f"{prompt.params_field}.stop_token_ids[{i}]", ready.vocab_size)
+    ids = prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text)
+    assert ids is not None
+    _check_prompt(ids, prompt.field, ready)
+    fitting = ready.context_length - len(ids)
+    eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids.union(ready.eos_token_ids)
+    return Submit(
+        uid,
+        np.array(ids, "<i4").tobytes(),
+        msgspec.structs.replace(params, max_new_tokens=min(params.max_new_tokens, fitting)),
+        tuple(sorted(eos.union(params.stop_token_ids))),
+        seed if params.sampling_seed is None else params.sampling_seed,
+        prompt.extra_key,
+    )
+
+
+def _check_prompt(ids: list[Any], field: str, ready: Ready) -> None:
+    if not ids:
+        raise RequestError("the prompt has no tokens", param=field)
+    longest = min(ready.max_prompt_tokens, ready.context_length - 1)
+    if len(ids) > longest:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; the longest that fits is {longest} "
+            f"(context length {ready.context_length}, KV pool {ready.max_total_tokens})",
+            param=field,
+        )
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= ready.vocab_size:
+        for i, token_id in enumerate(ids):
+            _check_id(token_id, f"{field}[{i}]", ready.vocab_size)
+
+
+def _check_id(token_id: Any, field: str, vocab_size: int) -> None:
+    if type(token_id) is not int or not 0 <= token_id < vocab_size:
+        raise RequestError(
+            f"{field} must be a token id from 0 to {vocab_size - 1}, got {reprlib.repr(token_id)}",
+            param=field,
+        )

@@ -1,0 +1,207 @@
+"""The requests that are alive, and what each has gained so far.
+
+A `Call` is one HTTP request: the states of its prompts and one event that wakes its handler. States hold the text and
+ids that have come, and no queue of updates: a slow reader finds one larger update, not many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gapless.runtime.core.errors import (
+    AbortedError,
+    CapacityError,
+    ConflictError,
+    GaplessError,
+    InternalError,
+    NotFoundError,
+    RequestError,
+    TooLargeError,
+    UnavailableError,
+)
+from gapless.runtime.core.messages import (
+    Abort,
+    Finish,
+    Finished,
+    Submit,
+    TextOutput,
+    int32s,
+    int64s,
+)
+
+_ERRORS: dict[str, type[GaplessError]] = {
+    error.code: error
+    for error in (
+        RequestError, NotFoundError, ConflictError, TooLargeError, CapacityError, AbortedError, UnavailableError,
+        InternalError,
+    )
+}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One prompt. `texts` and `ids` are all that came, `finished` ends it."""
+
+    uid: int
+    rid: str
+    index: int  # in its call
+    call: Call
+    created: float  # time.monotonic(), seconds
+    texts: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finished: Finished | None = None
+    ended: float = 0.0
+    told: bool = False  # the scheduler has it
+    aborted: bool = False  # the scheduler was told to drop it
+    sent_ids: int = 0  # of `ids`, in the events so far
+
+    def gain(self, text: str, ids: list[int]) -> None:
+        if text:
+            self.texts.append(text)
+        self.ids += ids
+        interval = self.call.interval
+        if interval and ids and (not self.sent_ids or len(self.ids) - self.sent_ids >= interval):
+            self.call.wake(self)
+
+    def end(self, finished: Finished) -> None:
+        self.finished, self.ended = finished, time.monotonic()
+        self.prompt_tokens, self.cached_tokens = finished.prompt_tokens, finished.cached_tokens
+        self.call.wake(self)
+
+    def error(self) -> GaplessError | None:
+        """Why there is no answer: a failure, or an abort that came before any output."""
+        if self.finished is None:
+            return None
+        if self.finished.finish == Finish.FAILED:
+            kind = _ERRORS.get(self.finished.code, InternalError)
+            return kind(self.finished.message or "the engine failed")
+        if self.finished.finish == Finish.ABORT and not self.ids:
+            return AbortedError(self.finished.message or "the request was aborted")
+        return None
+
+
+class Call:
+    """The states of one HTTP request.
+
+    `interval` is the least number of new ids between two wake-ups for a state; 0 wakes for its end alone.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.states: list[RequestState] = []
+        self.abandoned = False  # the client has gone
+        self._changed: dict[RequestState, None] = {}
+        self._event = asyncio.Event()
+
+    def wake(self, state: RequestState) -> None:
+        self._changed[state] = None
+        self._event.set()
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self._event.set()
+
+    async def changed(self) -> list[RequestState]:
+        """Waits for the states that have something new, each once, in order; none: the client has gone."""
+        await self._event.wait()
+        self._event.clear()
+        changed, self._changed = list(self._changed), {}
+        return [] if self.abandoned else changed
+
+
+class Registry:
+    """All live requests, from before their tokenization to their terminal message. For one event loop."""
+
+    def __init__(self, send: Callable[[Submit | Abort], None], capacity: int) -> None:
+        self._send = send
+        self._capacity = capacity
+        self._uids = itertools.count(1)
+        self._live: dict[int, RequestState] = {}
+        self._rids: set[str] = set()
+        self._calls: set[Call] = set()
+        self.idle = asyncio.Event()  # no handler is at work
+        self.idle.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, rids: Sequence[str], interval: int) -> Call:
+        """Takes the request ids and room for them, all or none; raises ConflictError or CapacityError."""
+        names = set(rids)
+        if len(names) < len(rids):
+            raise ConflictError("a request id stands twice in the batch", param="rid")
+        if taken := names & self._rids:
+            raise ConflictError(f"request id {min(taken)!r} is still alive", param="rid")
+        if len(self._live) + len(rids) > self._capacity:
+            raise CapacityError(
+                f"{len(self._live)} requests are alive; with {len(rids)} more the limit of {self._capacity} "
+                "(--max-queued-requests) is passed"
+            )
+        call, now = Call(interval), time.monotonic()
+        for index, rid in enumerate(rids):
+            state = RequestState(next(self._uids), rid, index, call, now)
+            call.states.append(state)
+            self._live[state.uid] = state
+        self._rids |= names
+        self._calls.add(call)
+        self.idle.clear()
+        return call
+
+    def submit(self, call: Call, messages: Sequence[Submit]) -> None:
+        """Hands the call's prompts to the scheduler, in order, unless they have ended meanwhile."""
+        for state, message in zip(call.states, messages, strict=True):
+            if state.uid in self._live:
+                state.told = True
+                self._send(message)
+
+    def abort(self, call: Call) -> None:
+        """The client has gone: each prompt that still runs is aborted, once, and dropped when its end has come."""
+        call.abandon()
+        for state in call.states:
+            if state.uid not in self._live or state.aborted:
+                continue
+            if state.told:
+                state.aborted = True
+                self._send(Abort(state.uid))
+            else:
+                self._drop(state)
+
+    def close(self, call: Call) -> None:
+        """The handler is done with the call, whatever its end was."""
+        self.abort(call)
+        self._calls.discard(call)
+        if not self._calls:
+            self.idle.set()
+
+    def apply(self, output: TextOutput) -> None:
+        """Gives every named request what it gained; what names a request that is not alive is dropped."""
+        for uid, prompt_tokens, cached_tokens in output.opened:
+            if (state := self._live.get(uid)) is not None:
+                state.prompt_tokens, state.cached_tokens = prompt_tokens, cached_tokens
+        ids, at = int32s(output.ids).tolist(), 0
+        rows = zip(int64s(output.uids).tolist(), output.texts, int32s(output.counts).tolist(), strict=True)
+        for uid, text, count in rows:
+            if (state := self._live.get(uid)) is not None:
+                state.gain(text, ids[at : at + count])
+            at += count
+        for finished in output.finished:
+            if (state := self._live.get(finished.uid)) is not None:
+                self._drop(state)
+                state.end(finished)
+
+    def fail_all(self, error: GaplessError) -> None:
+        """Nothing more will come: ends every request with `error`."""
+        for state in list(self._live.values()):
+            self._drop(state)
+            counts = (state.prompt_tokens, len(state.ids), state.cached_tokens)
+            state.end(Finished(state.uid, Finish.FAILED, None, error.message, error.code, *counts))
+
+    def _drop(self, state: RequestState) -> None:
+        del self._live[state.uid]
+        self._rids.discard(state.rid)

@@ -13,7 +13,7 @@ from gapless.runtime.core.errors import ModelLoadError
 from gapless.runtime.core.gguf import GGUFFile, read_gguf
 from gapless.runtime.core.model_path import ModelSource
 
-T = TypeVar("T", int, float, str, bool)
+T = TypeVar("T")
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -86,6 +86,8 @@ class ModelConfig:
             raise ModelLoadError(
                 f"{path}: {config.num_heads} query heads cannot share {config.num_kv_heads} KV heads evenly"
             )
+        if any(window is not None and window < 1 for window in config.windows):
+            raise ModelLoadError(f"{path}: a sliding window must be positive")
         return config
 
 
@@ -156,8 +158,9 @@ def _from_hf(path: Path) -> ModelConfig:
     model_type = outer.get("model_type")
     name = "gemma3" if model_type == "gemma3_text" else model_type
     architecture = _check_architecture(path, name, _HF_ARCHITECTURES)
-    inner = outer.get("text_config", outer)
-    fields = _Fields(path, _GEMMA_DEFAULTS | inner if architecture == "gemma3" else inner)
+    inner = outer.get("text_config") or {}
+    values = outer | inner  # of a model with vision, the text part matters
+    fields = _Fields(path, _GEMMA_DEFAULTS | values if architecture == "gemma3" else values)
     _refuse_unsupported(fields)
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     head_dim = fields.size("head_dim", 128 if architecture == "qwen3" else hidden // heads)
@@ -172,8 +175,8 @@ def _from_hf(path: Path) -> ModelConfig:
         num_kv_heads=fields.size("num_key_value_heads", heads),
         head_dim=head_dim,
         context_length=fields.size("max_position_embeddings"),
-        eos_token_ids=_hf_eos(path, inner, outer),
-        bos_token_id=outer.get("bos_token_id", inner.get("bos_token_id")),
+        eos_token_ids=_hf_eos(path, outer, inner),
+        bos_token_id=fields.find("bos_token_id", int),
         windows=windows,
         ropes=_hf_ropes(architecture, fields, windows),
         intermediate_size=fields.size("intermediate_size"),
@@ -211,14 +214,16 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
 
 
-def _hf_eos(path: Path, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> frozenset[int]:
-    """Every id that config.json or generation_config.json calls an end."""
+def _hf_eos(path: Path, *configs: Mapping[str, Any]) -> frozenset[int]:
+    """Every id that one of `configs` or generation_config.json calls an end."""
     generation = path.with_name("generation_config.json")
-    places = [inner, outer, _read_json(generation) if generation.is_file() else {}]
     found: set[int] = set()
-    for place in places:
-        ids = place.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    for config in (*configs, _read_json(generation) if generation.is_file() else {}):
+        value = config.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) for token in ids):
+            raise ModelLoadError(f"{path}: eos_token_id is {value!r}, not an id or a list of ids")
+        found.update(ids)
     return frozenset(found)
 
 
@@ -239,7 +244,7 @@ def _hf_windows(architecture: str, fields: _Fields) -> tuple[int | None, ...]:
         return (window if "sliding_window" in fields.values else 4096,) * layers
     if architecture != "gemma3" and not fields.get("use_sliding_window", bool, False):
         return (None,) * layers
-    kinds = fields.values.get("layer_types")
+    kinds = fields.find("layer_types", list)
     if kinds is None and architecture == "gemma3":
         return _every_nth_global(window, layers, fields.size("sliding_window_pattern", _GEMMA_PATTERN))
     if kinds is None:
@@ -257,14 +262,15 @@ def _every_nth_global(window: int | None, layers: int, n: int) -> tuple[int | No
 
 def _hf_ropes(architecture: str, fields: _Fields, windows: tuple[int | None, ...]) -> tuple[Rope, ...]:
     """`rope_parameters` (flat, or by layer type) as transformers 5 writes it, or rope_theta with rope_scaling."""
-    parameters = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    parameters = fields.find("rope_parameters", dict) or fields.find("rope_scaling", dict) or {}
     theta = fields.get("rope_theta", float, 10_000.0)
     if architecture != "gemma3":
         return (_hf_rope(fields, parameters, theta),) * len(windows)
+    by_type = _Fields(fields.path, parameters)
     local_theta = fields.get("rope_local_base_freq", float, _GEMMA_LOCAL_THETA)
-    local = _hf_rope(fields, parameters.get("sliding_attention") or {}, local_theta)
-    everywhere = _hf_rope(fields, parameters.get("full_attention") or parameters, theta)
-    return tuple(local if window else everywhere for window in windows)
+    local_rope = _hf_rope(fields, by_type.find("sliding_attention", dict) or {}, local_theta)
+    global_rope = _hf_rope(fields, by_type.find("full_attention", dict) or parameters, theta)
+    return tuple(local_rope if window else global_rope for window in windows)
 
 
 def _hf_rope(fields: _Fields, parameters: Mapping[str, Any], default_theta: float) -> Rope:
@@ -297,7 +303,7 @@ def _hf_rope(fields: _Fields, parameters: Mapping[str, Any], default_theta: floa
 
 
 def _yarn_attention_factor(factor: float) -> float:
-    """What cosines and sines are multiplied by: YaRN (arXiv 2309.00071), equation 22."""
+    """What cosines and sines are multiplied by: YaRN, arXiv 2309.00071."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
@@ -313,6 +319,8 @@ def _from_gguf(gguf: GGUFFile) -> ModelConfig:
     layers, hidden = fields.size("block_count"), fields.size("embedding_length")
     heads = fields.size("attention.head_count")
     head_dim = fields.size("attention.key_length", hidden // heads)
+    tokens = _Fields(path, gguf.metadata, "tokenizer.ggml.")
+    ends = [tokens.find(f"{name}_token_id", int) for name in ("eos", "eot", "eom")]
     gemma = architecture == "gemma3"
     windows = _gguf_windows(fields, layers, _GEMMA_PATTERN if gemma else None)
     return ModelConfig(
@@ -324,10 +332,10 @@ def _from_gguf(gguf: GGUFFile) -> ModelConfig:
         num_kv_heads=fields.size("attention.head_count_kv", heads),
         head_dim=head_dim,
         context_length=fields.size("context_length"),
-        eos_token_ids=_gguf_eos(gguf),
-        bos_token_id=gguf.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=frozenset(token for token in ends if token is not None),
+        bos_token_id=tokens.find("bos_token_id", int),
         windows=windows,
-        ropes=_gguf_ropes(gguf, fields, windows if gemma else (None,) * layers),
+        ropes=_gguf_ropes(gguf, fields, head_dim, windows if gemma else (None,) * layers),
         intermediate_size=fields.size("feed_forward_length"),
         norm_eps=fields.get("attention.layer_norm_rms_epsilon", float),
         activation="gelu_tanh" if gemma else "silu",
@@ -342,24 +350,30 @@ def _from_gguf(gguf: GGUFFile) -> ModelConfig:
     )
 
 
-def _gguf_eos(gguf: GGUFFile) -> frozenset[int]:
-    ends = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return frozenset(token for token in ends if token is not None)
-
-
 def _gguf_windows(fields: _Fields, layers: int, pattern: int | None) -> tuple[int | None, ...]:
     window = fields.find("attention.sliding_window", int)
     return _every_nth_global(window, layers, pattern) if pattern else (window,) * layers
 
 
-def _gguf_ropes(gguf: GGUFFile, fields: _Fields, windows: tuple[int | None, ...]) -> tuple[Rope, ...]:
-    """Layers with a window get Gemma's local base; converters write llama3's scaling as a tensor of divisors."""
+def _gguf_divisors(gguf: GGUFFile, head_dim: int) -> tuple[float, ...]:
+    """llama3's scaling, which converters write as a tensor."""
+    info = gguf.tensors.get("rope_freqs.weight")
+    if info is None:
+        return ()
+    if (info.type_name, info.shape) != ("F32", (head_dim // 2,)):
+        have = f"{info.type_name} of shape {list(info.shape)}"
+        raise ModelLoadError(f"{gguf.path}: tensor {info.name} is {have}, not F32 of shape [{head_dim // 2}]")
+    return tuple(gguf.data(info).view("<f4").tolist())
+
+
+def _gguf_ropes(
+    gguf: GGUFFile, fields: _Fields, head_dim: int, windows: tuple[int | None, ...]
+) -> tuple[Rope, ...]:
+    """Layers with a window get Gemma's local base."""
     theta = fields.get("rope.freq_base", float, 10_000.0)
     kind = fields.get("rope.scaling.type", str, "none")
     if kind == "none":
-        divisors = gguf.tensors.get("rope_freqs.weight")
-        values = gguf.data(divisors).view("<f4").tolist() if divisors else ()
-        rope = Rope(theta, divisors=tuple(values))
+        rope = Rope(theta, divisors=_gguf_divisors(gguf, head_dim))
     elif kind == "linear":
         rope = Rope(theta, "linear", fields.get("rope.scaling.factor", float))
     elif kind == "yarn":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +51,8 @@ def _check(gguf: GGUFFile, name: str, shape: tuple[int, ...]) -> None:
     if info.shape != shape:
         want, have = list(shape), list(info.shape)
         raise ModelLoadError(f"{gguf.path}: tensor {name} has shape {have}; its metadata asks for {want}")
-    if shape[-1] % _BLOCK_SIZE[info.type_name]:
-        raise ModelLoadError(f"{gguf.path}: tensor {name} has rows of broken {info.type_name} blocks")
+    if math.prod(shape[1:]) % _BLOCK_SIZE[info.type_name]:
+        raise ModelLoadError(f"{gguf.path}: rows of tensor {name} are no whole {info.type_name} blocks")
 
 
 def _converted(
@@ -71,24 +73,27 @@ def _converted(
             shown = percent + 10
 
 
-def _pieces(gguf: GGUFFile, info: TensorInfo, order: Tensor | None) -> Iterator[Tensor]:
-    rows = info.shape[0] if len(info.shape) == 2 else 1
+def _pieces(
+    gguf: GGUFFile, info: TensorInfo, order: np.ndarray[Any, np.dtype[np.int64]] | None
+) -> Iterator[Tensor]:
+    rows, width = info.shape[0], math.prod(info.shape[1:])
     raw = gguf.data(info).reshape(rows, -1)
-    step = max(1, _PIECE // info.shape[-1])
+    step = max(1, _PIECE // width)
     for start in range(0, rows, step):
-        part = raw[start : start + step] if order is None else raw[order[start : start + step].numpy()]
-        data = torch.from_numpy(np.array(part))  # a copy: torch cannot hold read-only memory
-        yield dequantize(data, info.type_name, (len(part), info.shape[-1]))
+        part = raw[start : start + step] if order is None else raw[order[start : start + step]]
+        # A copy: torch cannot hold read-only memory.
+        yield dequantize(torch.from_numpy(np.array(part)), info.type_name, (len(part), width))
 
 
-def _row_order(name: str, config: ModelConfig) -> Tensor | None:
+def _row_order(name: str, config: ModelConfig) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Where to find each row of a tensor whose rows llama.cpp has reordered.
 
     For the llama architecture alone its converter interleaves the two halves of every query and key head, since its
     rotary embedding turns neighbours against each other; ours turns halves.
     """
-    heads = {"attn_q.weight": config.num_heads, "attn_k.weight": config.num_kv_heads}
-    count = heads.get(name.split(".", 2)[-1]) if config.architecture == "llama" else None
-    if count is None:
+    if config.architecture != "llama":
         return None
-    return torch.arange(count * config.head_dim).view(count, -1, 2).transpose(1, 2).flatten()
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None:
+        return None
+    return np.arange(heads * config.head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -37,7 +37,7 @@ def _llama3(plain: Tensor, rope: Rope) -> Tensor:
 
 
 def _yarn(plain: Tensor, rope: Rope) -> Tensor:
-    """YaRN (arXiv 2309.00071, section 3.2): the same between two dimensions found from numbers of turns."""
+    """YaRN (arXiv 2309.00071): the same, between two dimensions that are found from numbers of turns."""
     half = len(plain)
 
     def dimension(turns: float) -> float:

@@ -42,6 +42,7 @@ class Runner:
         self.flying: deque[tuple[Plan, np.ndarray | None]] = deque()
         self.seen: dict[int, Seen] = {}
         self.plans: list[Plan] = []
+        self.preemptions: dict[int, int] = {}  # by uid
 
     def submit(
         self, uid: int, prompt: list[int], max_new_tokens: int, stop_ids: tuple[int, ...] = (), **more
@@ -96,7 +97,9 @@ class Runner:
 
     def _count_forwards(self, plan: Plan) -> None:
         for slot in plan.slots.tolist():
-            self.seen[self.scheduler.batch.request(slot).submit.uid].forwards += 1
+            request = self.scheduler.batch.request(slot)
+            self.seen[request.submit.uid].forwards += 1
+            self.preemptions[request.submit.uid] = request.preemptions
 
     def _collect(self, output: StepOutput) -> None:
         for opened in output.opened:

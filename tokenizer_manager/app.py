@@ -40,13 +40,7 @@ def create_app(front: Front) -> Starlette:
             Route("/server_info", info.server_info),
             Route("/get_server_info", info.server_info),
         ],
-        exception_handlers={
-            GaplessError: lambda _, error: _error_response(front, error),
-            HTTPException: lambda request, error: _error_response(
-                front, _as_ours(request, error), error.headers
-            ),
-            Exception: lambda _, error: _error_response(front, InternalError("internal error")),
-        },
+        exception_handlers={kind: _Errors(front) for kind in (GaplessError, HTTPException, Exception)},
     )
     app.router.redirect_slashes = False
     return app
@@ -83,6 +77,9 @@ class _Info:
             "tp_size": 1,
             "dp_size": 1,
             "live_requests": len(front.registry),
+            "running": front.heartbeat.running,
+            "waiting": front.heartbeat.waiting,
+            "used_tokens": front.heartbeat.used_tokens,
         }
         if (ready := front.ready) is not None:
             info |= ready.info | {

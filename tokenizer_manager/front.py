@@ -42,8 +42,9 @@ class Front:
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False
+        self._ready_at = 0.0
         self._fatal: str | None = None
-        self._alive_at = 0.0  # of the newest heartbeat
+        self.heartbeat = Heartbeat(0.0, 0.0, 0, 0, 0, 0)  # the newest
         self._clock = clock
         self._seeds = random.Random(config.random_seed or None)
 
@@ -52,9 +53,9 @@ class Front:
             case TextOutput():
                 self.registry.apply(message)
             case Heartbeat():
-                self._alive_at = message.sent_at
+                self.heartbeat = message
             case Ready():
-                self.ready, self._alive_at = message, self._clock()
+                self.ready, self._ready_at = message, self._clock()
             case Fatal():
                 self._fatal = message.message
                 self.registry.fail_all(InternalError(f"the engine stopped: {message.message}"))
@@ -73,7 +74,7 @@ class Front:
         """`status` is "ok" alone when the engine's loop turned within the last two seconds."""
         if (refusal := self.refusal()) is not None:
             return {"status": refusal[0], "reason": refusal[1]}
-        silent = self._clock() - self._alive_at
+        silent = self._clock() - max(self.heartbeat.sent_at, self._ready_at)
         if silent >= STALE_SECONDS:
             return {"status": "stalled", "reason": f"no heartbeat of the engine for {silent:.1f} s"}
         return {"status": "ok"}

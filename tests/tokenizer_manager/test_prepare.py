@@ -1,0 +1,127 @@
+"""What the scheduler gets for a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.runtime.core.errors import RequestError
+from gapless.runtime.core.messages import Ready, Submit, int32s
+from gapless.runtime.core.sampling import SamplingParams
+from gapless.runtime.tokenizer.byte_tokenizer import EOS_ID, ByteTokenizer
+from gapless.tokenizer_manager.prepare import prepare
+from gapless.tokenizer_manager.schema import Prompt
+
+VOCAB, CONTEXT = 600, 64
+READY = Ready(VOCAB, CONTEXT, 500, 60, (599,), 0.0, {})
+
+
+def submit(
+    text: str | None = None, ids: list[Any] | None = None, ready: Ready = READY, **params: Any
+) -> Submit:
+    prompt = Prompt(
+        text, ids, SamplingParams.parse(params), "rid", "key", "text" if ids is None else "input_ids"
+    )
+    return prepare(prompt, 7, 11, ByteTokenizer(), ready)
+
+
+def test_text_becomes_ids() -> None:
+    message = submit("xyz")
+    assert (message.uid, int32s(message.input_ids).tolist(), message.extra_key) == (7, list(b"xyz"), "key")
+
+
+@pytest.mark.parametrize(
+    ("params", "stop_ids"),
+    [
+        ({}, (EOS_ID, 599)),
+        ({"stop_token_ids": [3]}, (3, EOS_ID, 599)),
+        ({"stop_token_ids": [3, 599], "ignore_eos": True}, (3, 599)),
+        ({"ignore_eos": True}, ()),
+    ],
+)
+def test_stop_ids_are_the_models_the_tokenizers_and_the_users(
+    params: dict[str, Any], stop_ids: tuple[int, ...]
+) -> None:
+    assert submit("a", **params).stop_ids == stop_ids
+
+
+def test_seed() -> None:
+    assert submit("a").seed == 11
+    assert submit("a", sampling_seed=0).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "param"),
+    [
+        ([1, 999999], "input_ids[1]"),
+        ([-1], "input_ids[0]"),
+        ([0, VOCAB], "input_ids[1]"),
+        ([1, 1.5], "input_ids[1]"),
+        ([1, 2, "a"], "input_ids[2]"),
+        ([1, True], "input_ids[1]"),
+        ([1, None], "input_ids[1]"),
+        ([1, [2]], "input_ids[1]"),
+        ([2**70], "input_ids[0]"),
+    ],
+)
+def test_an_id_outside_the_embedding_table_is_named(ids: list[Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        submit(ids=ids)
+    assert caught.value.param == param
+    assert str(VOCAB - 1) in caught.value.message
+
+
+@given(st.lists(st.integers(-2, VOCAB + 1), min_size=1, max_size=30))
+def test_exactly_the_ids_of_the_vocabulary_are_taken(ids: list[int]) -> None:
+    wrong = [i for i, token_id in enumerate(ids) if not 0 <= token_id < VOCAB]
+    if not wrong:
+        assert int32s(submit(ids=ids).input_ids).tolist() == ids
+        return
+    with pytest.raises(RequestError) as caught:
+        submit(ids=ids)
+    assert caught.value.param == f"input_ids[{wrong[0]}]"
+
+
+def test_a_stop_token_id_outside_the_vocabulary_is_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        submit("a", stop_token_ids=[1, 999999])
+    assert caught.value.param == "sampling_params.stop_token_ids[1]"
+
+
+def test_the_embedding_table_counts_not_the_tokenizer() -> None:
+    beyond = ByteTokenizer().vocab_size + 1
+    assert int32s(submit(ids=[beyond]).input_ids).tolist() == [beyond]
+
+
+@pytest.mark.parametrize(("length", "fits"), [(59, True), (60, True), (61, False), (1000, False)])
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(length: int, fits: bool) -> None:
+    if fits:
+        assert submit("x" * length).params.max_new_tokens == CONTEXT - length
+        return
+    with pytest.raises(RequestError) as caught:
+        submit("x" * length)
+    assert caught.value.param == "text"
+    assert f"{length} tokens" in caught.value.message
+    assert "is 60" in caught.value.message
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    roomy = Ready(VOCAB, CONTEXT, 500, 500, (), 0.0, {})
+    assert submit("x" * (CONTEXT - 1), ready=roomy).params.max_new_tokens == 1
+    with pytest.raises(RequestError):
+        submit("x" * CONTEXT, ready=roomy)
+
+
+def test_max_new_tokens_below_what_fits_is_kept() -> None:
+    assert submit("abc", max_new_tokens=5).params.max_new_tokens == 5
+    assert submit("abc", max_new_tokens=0).params.max_new_tokens == 0
+    assert submit("abc", max_new_tokens=2**31 - 1).params.max_new_tokens == CONTEXT - 3
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        submit("")
+    assert caught.value.param == "text"

@@ -1,0 +1,130 @@
+"""Every wrong value of /generate gets an error that names its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import RequestError
+from gapless.tokenizer_manager.schema import GenerateRequest, parse_generate
+
+CONFIG = ServerConfig(model_path="toy", max_batch_requests=8)
+
+
+def parse(**fields: Any) -> GenerateRequest:
+    return parse_generate(msgspec.json.encode(fields), CONFIG)
+
+
+def refused(body: bytes) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_generate(body, CONFIG)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "text"),
+        ({"text": None}, "text"),
+        ({"text": 5}, "text"),
+        ({"text": []}, "text"),
+        ({"text": ["a", 5]}, "text[1]"),
+        ({"text": ["a", ["b"]]}, "text[1]"),
+        ({"text": "a", "input_ids": [1]}, "input_ids"),
+        ({"input_ids": 5}, "input_ids"),
+        ({"input_ids": "12"}, "input_ids"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [[1], 2]}, "input_ids[1]"),
+        ({"input_ids": [[1], []]}, "input_ids[1]"),
+        ({"text": ["a"] * 9}, "text"),
+        ({"text": "a", "stream": 1}, "stream"),
+        ({"text": "a", "stream": "true"}, "stream"),
+        ({"text": "a", "rid": 5}, "rid"),
+        ({"text": "a", "rid": ""}, "rid"),
+        ({"text": "a", "rid": "r" * 257}, "rid"),
+        ({"text": "a", "rid": ["r"]}, "rid"),
+        ({"text": ["a", "b"], "rid": ["r"]}, "rid"),
+        ({"text": ["a", "b"], "rid": ["r", None]}, "rid[1]"),
+        ({"text": "a", "extra_key": 5}, "extra_key"),
+        ({"text": ["a", "b"], "extra_key": ["k", 5]}, "extra_key[1]"),
+        ({"text": "a", "sampling_params": 5}, "sampling_params"),
+        ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+        ({"text": ["a", "b"], "sampling_params": [{}, 5]}, "sampling_params[1]"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]}, "sampling_params[1].top_p"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"text": "a", "return_logprob": True}, "return_logprob"),
+        ({"text": ["a", "b"], "return_logprob": [False, True]}, "return_logprob"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"text": "a", "token_ids_logprob": [999999]}, "token_ids_logprob"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "a", "priority": 1}, "priority"),
+        ({"text": "a", "bootstrap_room": 2**62}, "bootstrap_room"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refused(msgspec.json.encode(fields)).param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b"\xff", b"[" * 100_000, b'{"text":"\xff"}', b'{"text":"\\ud800"}',
+        b'{"text":"a"} x', b'{"text":"a","sampling_params":{"temperature":NaN}}',
+        b'{"text":"a","sampling_params":{"temperature":Infinity}}',
+        b'{"text":"a","sampling_params":{"temperature":1e400}}',
+        b'{"text":"a","sampling_params":{"top_k":' + b"1" * 5000 + b"}}",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+    assert refused(body).status == 400
+
+
+def test_null_is_the_default_and_unknown_fields_are_ignored() -> None:
+    """Routers fill a body with nulls and with fields of their own."""
+    nulls = dict.fromkeys(
+        (
+            "input_ids",
+            "sampling_params",
+            "rid",
+            "stream",
+            "extra_key",
+            "image_data",
+            "priority",
+            "return_bytes",
+        )
+    )
+    request = parse(text="a", log_metrics=True, background=False, return_logprob=False, **nulls)
+    (prompt,) = request.prompts
+    assert (request.is_batch, request.stream, prompt.text, prompt.extra_key) == (False, False, "a", "")
+    assert prompt.params.max_new_tokens == 128
+    assert len(prompt.rid) == 32
+
+
+def test_a_batch_shares_or_lists_its_fields() -> None:
+    request = parse(
+        input_ids=[[1], [2]], rid="x", sampling_params=[{"top_k": 3}, None], extra_key="tenant", stream=True
+    )
+    assert request.is_batch
+    assert request.stream
+    assert [(p.input_ids, p.rid, p.params.top_k, p.extra_key, p.field) for p in request.prompts] == [
+        ([1], "x_0", 3, "tenant", "input_ids[0]"),
+        ([2], "x_1", -1, "tenant", "input_ids[1]"),
+    ]
+    listed = parse(text=["a", "b"], rid=["x", "y"], sampling_params={"top_k": 5}, extra_key=["k", "l"])
+    assert [(p.rid, p.params.top_k, p.extra_key, p.params_field) for p in listed.prompts] == [
+        ("x", 5, "k", "sampling_params"),
+        ("y", 5, "l", "sampling_params"),
+    ]
+
+
+def test_a_batch_of_one_stays_a_batch() -> None:
+    assert parse(text=["a"]).is_batch
+    assert parse(input_ids=[[1]]).is_batch
+    assert not parse(input_ids=[1]).is_batch

@@ -145,7 +145,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while True:
             info = httpx.get(f"{self.url}/server_info", timeout=5).json()
-            state = {name: info[name] for name in ("running", "waiting", "used_tokens")}
+            state = {name: info[name] for name in ("live_requests", "running", "waiting", "used_tokens")}
             if not any(state.values()):
                 return
             assert time.monotonic() < deadline, f"not idle: {state}"

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gapless.runtime.core.errors import TooLargeError
-from gapless.runtime.core.messages import Finish
+from gapless.tokenizer_manager.answer import next_chunk, whole_answer
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.schema import parse_generate
 from gapless.tokenizer_manager.states import Call, RequestState
@@ -72,7 +71,7 @@ class Generate:
                 if (error := state.error()) is not None:
                     raise error
             open_states -= len(changed)
-        answers = [self._body(state, "".join(state.texts), state.ids) for state in call.states]
+        answers = [whole_answer(state) for state in call.states]
         content = orjson.dumps(answers if is_batch else answers[0])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -96,47 +95,11 @@ class Generate:
             await send({"type": "http.response.body", "body": body, "more_body": bool(open_states)})
 
     def _event(self, state: RequestState, is_batch: bool) -> bytes:
-        """What came since the last event where the server streams increments, else all of it."""
-        if (error := state.error()) is not None:
-            event = error.body()
-        else:
-            text, ids = "".join(state.texts), state.ids
-            if self._incremental:
-                ids = ids[state.sent_ids :]
-                state.texts.clear()
-            else:
-                state.texts[:] = [text]
-            event = self._body(state, text, ids)
-            state.sent_ids = len(state.ids)
+        error = state.error()
+        event = next_chunk(state, self._incremental) if error is None else error.body()
         if is_batch:
             event["index"] = state.index
         return b"data: " + orjson.dumps(event) + b"\n\n"
-
-    def _body(self, state: RequestState, text: str, ids: list[int]) -> dict[str, Any]:
-        meta: dict[str, Any] = {
-            "id": state.rid,
-            "finish_reason": _finish_reason(state),
-            "prompt_tokens": state.prompt_tokens,
-            "completion_tokens": len(state.ids),
-            "cached_tokens": state.cached_tokens,
-        }
-        if state.finished is not None:
-            meta["e2e_latency"] = state.ended - state.created
-        return {"text": text, "output_ids": ids, "meta_info": meta}
-
-
-def _finish_reason(state: RequestState) -> dict[str, Any] | None:
-    """SGLang's form; None while the request goes on."""
-    finished = state.finished
-    if finished is None:
-        return None
-    match finished.finish:
-        case Finish.LENGTH:
-            return {"type": "length", "length": finished.completion_tokens}
-        case Finish.ABORT:
-            return {"type": "abort", "message": finished.message or "aborted"}
-        case _:
-            return {"type": "stop", "matched": finished.matched}
 
 
 async def read_body(request: Request, limit: int) -> bytes:

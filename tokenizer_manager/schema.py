@@ -64,8 +64,12 @@ class GenerateRequest:
 
 
 def parse_generate(body: bytes, config: ServerConfig) -> GenerateRequest:
-    """Raises RequestError naming the field, as in `sampling_params[1].top_p`."""
-    fields = _decode(body)
+    """A request from its JSON body; raises RequestError."""
+    return parse_fields(_decode(body), config)
+
+
+def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateRequest:
+    """A request from its fields; raises RequestError naming the field, as in `sampling_params[1].top_p`."""
     for name, neutral in _NOT_YET.items():
         if not _is_neutral(fields.get(name), neutral):
             raise RequestError(f"{name} is not supported yet", param=name)

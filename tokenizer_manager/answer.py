@@ -1,0 +1,52 @@
+"""What a request has gained, in the form of SGLang's responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gapless.runtime.core.messages import Finish
+from gapless.tokenizer_manager.states import RequestState
+
+
+def whole_answer(state: RequestState) -> dict[str, Any]:
+    """All that came."""
+    return _answer(state, "".join(state.texts), state.ids)
+
+
+def next_chunk(state: RequestState, incremental: bool) -> dict[str, Any]:
+    """The next event of a stream: what came since the last one where `incremental`, else all that came."""
+    text, ids = "".join(state.texts), state.ids
+    if incremental:
+        ids = ids[state.sent_ids :]
+        state.texts.clear()
+    else:
+        state.texts[:] = [text]
+    state.sent_ids = len(state.ids)
+    return _answer(state, text, ids)
+
+
+def _answer(state: RequestState, text: str, ids: list[int]) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "id": state.rid,
+        "finish_reason": _finish_reason(state),
+        "prompt_tokens": state.prompt_tokens,
+        "completion_tokens": len(state.ids),
+        "cached_tokens": state.cached_tokens,
+    }
+    if state.finished is not None:
+        meta["e2e_latency"] = state.ended - state.created
+    return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+def _finish_reason(state: RequestState) -> dict[str, Any] | None:
+    """SGLang's form; None while the request goes on."""
+    finished = state.finished
+    if finished is None:
+        return None
+    match finished.finish:
+        case Finish.LENGTH:
+            return {"type": "length", "length": finished.completion_tokens}
+        case Finish.ABORT:
+            return {"type": "abort", "message": finished.message or "aborted"}
+        case _:
+            return {"type": "stop", "matched": finished.matched}

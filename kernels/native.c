@@ -18,19 +18,20 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* vf: one register of floats. TILE_ROWS x 2 of them, with a spare few, fill the register file. */
 #if defined(__AVX512F__)
 #define LANES 16
-#define TILE_ROWS 12
+#define TILE_ROWS 10
 #elif defined(__AVX__)
 #define LANES 8
 #define TILE_ROWS 6
 #elif defined(__aarch64__)
 #define LANES 4
-#define TILE_ROWS 12
+#define TILE_ROWS 10
 #else
 #define LANES 4
 #define TILE_ROWS 6

@@ -86,15 +86,15 @@ INLINE float sum_lanes(vf v) {
 /* scores[r * BLOCK + j] = q row r . key j, for `rows` rows and `keys` keys, both constants. */
 INLINE void dot_tile(const int rows, const int keys, const int pairs, const void *q, i64 width, const void *const *k,
                      float *scores) {
-    vf acc[rows][keys];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < keys; j++) acc[r][j] = (vf){0};
+    vf acc[4][4];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < keys; j++) acc[r][j] = (vf){0};
     if (pairs) {
 #ifdef __AVX512BF16__
         for (i64 i = 0; i < width; i += 2 * LANES)
-            for (int j = 0; j < keys; j++) {
+            UNROLL for (int j = 0; j < keys; j++) {
                 __m512bh key = (__m512bh)_mm512_loadu_si512((const bf16 *)k[j] + i);
-                for (int r = 0; r < rows; r++) {
+                UNROLL for (int r = 0; r < rows; r++) {
                     __m512bh query = (__m512bh)_mm512_loadu_si512((const bf16 *)q + r * width + i);
                     acc[r][j] = (vf)_mm512_dpbf16_ps((__m512)acc[r][j], query, key);
                 }
@@ -102,30 +102,30 @@ INLINE void dot_tile(const int rows, const int keys, const int pairs, const void
 #endif
     } else {
         for (i64 i = 0; i < width; i += LANES)
-            for (int j = 0; j < keys; j++) {
+            UNROLL for (int j = 0; j < keys; j++) {
                 vf key = *(const vf *)((const float *)k[j] + i);
-                for (int r = 0; r < rows; r++) acc[r][j] += *(const vf *)((const float *)q + r * width + i) * key;
+                UNROLL for (int r = 0; r < rows; r++) acc[r][j] += *(const vf *)((const float *)q + r * width + i) * key;
             }
     }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < keys; j++) scores[r * BLOCK + j] = sum_lanes(acc[r][j]);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < keys; j++) scores[r * BLOCK + j] = sum_lanes(acc[r][j]);
 }
 
 /* acc[r][0 .. vectors * LANES) += sum over keys begin .. end - 1 of p[r * BLOCK + j] * values[j] */
 INLINE void value_tile(const int rows, const int vectors, const float *p, const float *const *v, i64 at_, i64 begin, i64 end,
                        float *acc, i64 width) {
-    vf sum[rows][vectors];
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < vectors; i++) sum[r][i] = *(vf *)(acc + r * width + i * LANES);
+    vf sum[4][4];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = *(vf *)(acc + r * width + i * LANES);
     for (i64 j = begin; j < end; j++) {
         const vf *value = (const vf *)(v[j] + at_);
-        for (int r = 0; r < rows; r++) {
+        UNROLL for (int r = 0; r < rows; r++) {
             vf weight = (vf){0} + p[r * BLOCK + j];
-            for (int i = 0; i < vectors; i++) sum[r][i] += weight * value[i];
+            UNROLL for (int i = 0; i < vectors; i++) sum[r][i] += weight * value[i];
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < vectors; i++) *(vf *)(acc + r * width + i * LANES) = sum[r][i];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < vectors; i++) *(vf *)(acc + r * width + i * LANES) = sum[r][i];
 }
 
 INLINE void scores_of_rows(const int rows, int pairs, const void *q, i64 width, const void *const *k, i64 keys, float *scores) {

@@ -52,19 +52,30 @@ EXPORT i64 features(void) {
     return found;
 }
 
-/* `rows` rows from `first` on of one panel; `next` is the memory to prefetch, `lines` cache lines of it. */
-INLINE void linear_tile(const int rows, const int is_bf16, const Linear *a, i64 first, i64 panel, const char *next, i64 lines) {
-    vf acc[rows][2];
-    for (int r = 0; r < rows; r++)
+static __attribute__((noinline)) void write_tile(const Linear *a, int rows, i64 first, i64 panel, float (*sums)[PANEL]) {
+    i64 columns = MIN(PANEL, a->n - panel * PANEL);
+    for (int r = 0; r < rows; r++) {
+        i64 to = (first + r) * a->n + panel * PANEL;
+        if (columns == PANEL)
+            store(a->y, to, sums[r], PANEL, a->is_bf16);
+        else
+            store(a->y, to, sums[r], columns, a->is_bf16);
+    }
+}
+
+/* `rows` rows from `first` on of one panel; each step prefetches a cache line from `next` on, half a panel in all. */
+INLINE void linear_tile(const int rows, const int is_bf16, const Linear *a, i64 first, i64 panel, const char *next) {
+    vf acc[TILE_ROWS][2]; /* of constant size and indexed by unrolled loops: registers */
+    UNROLL for (int r = 0; r < rows; r++)
         for (int h = 0; h < 2; h++) acc[r][h] = a->bias ? *(const vf *)(a->bias + panel * PANEL + h * LANES) : (vf){0};
     const char *w = at(a->packed, panel * PANEL * a->k, is_bf16), *x = at(a->x, first * a->k, is_bf16);
     i64 row_bytes = a->k * (is_bf16 ? 2 : 4);
-    for (i64 i = 0; i < row_bytes; i += 4, w += 4 * PANEL) {
-        if (i < 4 * lines) __builtin_prefetch(next + 16 * i, 0, 2);
+    for (i64 i = 0; i < row_bytes; i += 4, w += 4 * PANEL, next += 64) {
+        __builtin_prefetch(next, 0, 2);
         if (is_bf16) {
 #ifdef __AVX512BF16__
             __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 64);
-            for (int r = 0; r < rows; r++) {
+            UNROLL for (int r = 0; r < rows; r++) {
                 int32_t pair;
                 memcpy(&pair, x + r * row_bytes + i, 4);
                 acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, (__m512bh)_mm512_set1_epi32(pair));
@@ -73,31 +84,33 @@ INLINE void linear_tile(const int rows, const int is_bf16, const Linear *a, i64 
 #endif
         } else {
             vf w0 = *(const vf *)w, w1 = *(const vf *)(w + 4 * LANES);
-            for (int r = 0; r < rows; r++) {
+            UNROLL for (int r = 0; r < rows; r++) {
                 vf value = (vf){0} + *(const float *)(x + r * row_bytes + i);
                 acc[r][0] += value * w0;
                 acc[r][1] += value * w1;
             }
         }
     }
-    for (int r = 0; r < rows; r++) {
-        i64 to = (first + r) * a->n + panel * PANEL;
-        store(a->y, to, (const float *)acc[r], MIN(PANEL, a->n - panel * PANEL), is_bf16);
+    float sums[TILE_ROWS][PANEL];
+    UNROLL for (int r = 0; r < rows; r++) {
+        *(vf *)sums[r] = acc[r][0];
+        *(vf *)(sums[r] + LANES) = acc[r][1];
     }
+    write_tile(a, rows, first, panel, sums);
 }
 
-static void linear_rows(int rows, const Linear *a, i64 first, i64 panel, const char *next, i64 lines) {
+static void linear_rows(int rows, const Linear *a, i64 first, i64 panel, const char *next) {
 #define TILE(R)                                                          \
     case R:                                                              \
         if (a->is_bf16)                                                  \
-            linear_tile(R, 1, a, first, panel, next, lines);             \
+            linear_tile(R, 1, a, first, panel, next);                    \
         else                                                             \
-            linear_tile(R, 0, a, first, panel, next, lines);             \
+            linear_tile(R, 0, a, first, panel, next);                    \
         break;
     switch (rows) {
         TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if TILE_ROWS > 6
-        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+        TILE(7) TILE(8) TILE(9) TILE(10)
 #endif
     }
 #undef TILE
@@ -110,12 +123,10 @@ static void linear_pieces(const void *arg, i64 begin, i64 end) {
     for (i64 i = begin; i < end; i++) {
         i64 panel = i % panels, start = i / panels * CHUNK, rows = MIN(CHUNK, a->m - start);
         i64 tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-        const char *next = at(a->packed, (panel + 1) * PANEL * a->k, a->is_bf16);
-        i64 lines = rows > 4 && panel + 1 < panels ? PANEL * a->k * (a->is_bf16 ? 2 : 4) / 64 : 0; /* few rows: hardware does */
         for (i64 t = 0; t < tiles; t++) {
             i64 from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            i64 line = lines * t / tiles, line_end = lines * (t + 1) / tiles;
-            linear_rows(to - from, a, start + from, panel, next + line * 64, line_end - line);
+            const char *half = at(a->packed, panel * PANEL * a->k + (t < 2 ? 2 + t : 0) * PANEL * a->k / 2, a->is_bf16);
+            linear_rows(to - from, a, start + from, panel, half);
         }
     }
 }

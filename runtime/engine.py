@@ -1,0 +1,305 @@
+"""The offline engine: the server's scheduler, tokenizer and detokenizer without HTTP.
+
+The scheduler runs in a process of its own, as in the server, so that the caller's process never imports torch. The
+server's front and detokenizer run here, on an event loop in one thread; callers of any thread hand it coroutines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import shutil
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from gapless.detokenizer.manager import DetokenizerManager
+from gapless.runtime.core.child import Child, ChildSpec
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import ConfigError, UnavailableError
+from gapless.runtime.core.ipc import DETOKENIZER, SCHEDULER, Receiver, Sender, private_directory
+from gapless.runtime.core.messages import Fatal, Ready, StepOutput, ToDetokenizer
+from gapless.runtime.tokenizer.load import load_tokenizer
+from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.front import Front
+from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
+from gapless.tokenizer_manager.states import Call
+
+T = TypeVar("T")
+Answer = dict[str, Any]
+_SCHEDULER_MODULE = "gapless.runtime.scheduler.main"
+_LAST_WORDS_SECONDS = 5.0  # for calls to see that the engine was shut down under them
+
+
+class Engine:
+    """A loaded model. Options are the server's, by their names in Python: `Engine("demo", page_size=1)`.
+
+    Works from any thread, inside a running event loop, and without a `__main__` guard; calls may overlap. Raises
+    ConfigError or ModelLoadError where an option or the model is wrong. Use it in a `with` block or call `shutdown`;
+    the end of the interpreter does that, too.
+    """
+
+    def __init__(self, model_path: str = "demo", **options: Any) -> None:
+        self._host = _Host(_config(model_path, options))
+        self._close = weakref.finalize(self, self._host.close)
+        try:
+            self._host.started.result()
+        except BaseException:
+            self._close()
+            raise
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """What POST /generate answers: a dict for one prompt, a list of them for a list; a `Stream` where asked for.
+
+        Raises RequestError naming the field before any work is done, and InternalError when the engine has died.
+        """
+        request = self._request(prompt, sampling_params, input_ids, stream)
+        if stream:
+            return Stream(self._host, self._host.wait(self._host.open(request)), request.is_batch)
+        answers = self._host.wait(self._host.answer(request))
+        return answers if request.is_batch else answers[0]
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """`generate` for a coroutine: cancelling it aborts the request."""
+        request = self._request(prompt, sampling_params, input_ids, stream)
+        if stream:
+            call = await asyncio.wrap_future(self._host.submit(self._host.open(request)))
+            return Stream(self._host, call, request.is_batch)
+        answers = await asyncio.wrap_future(self._host.submit(self._host.answer(request)))
+        return answers if request.is_batch else answers[0]
+
+    def shutdown(self) -> None:
+        """Ends the scheduler's process. Open calls raise UnavailableError, and so do later ones."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _request(self, prompt: Any, sampling_params: Any, input_ids: Any, stream: bool) -> GenerateRequest:
+        fields = {
+            "text": prompt,
+            "input_ids": input_ids,
+            "sampling_params": sampling_params,
+            "stream": stream,
+        }
+        return parse_fields(fields, self._host.config)
+
+
+class Stream(Iterator[Answer], AsyncIterator[Answer]):
+    """The chunks of one call, for a `for` or an `async for` loop; those of a batch carry an `index`.
+
+    Closing it, or dropping the last reference to it, aborts what still runs.
+    """
+
+    def __init__(self, host: _Host, call: Call, is_batch: bool) -> None:
+        self._host, self._call, self._is_batch = host, call, is_batch
+        self._open = len(call.states)
+        self._chunks: deque[Answer] = deque()
+        self.close = weakref.finalize(self, host.abandon, call)
+
+    def __next__(self) -> Answer:
+        while not self._chunks and self._open:
+            self._take(self._host.wait(self._host.chunks(self._call)))
+        if not self._chunks:
+            raise StopIteration
+        return self._chunks.popleft()
+
+    async def __anext__(self) -> Answer:
+        while not self._chunks and self._open:
+            self._take(await asyncio.wrap_future(self._host.submit(self._host.chunks(self._call))))
+        if not self._chunks:
+            raise StopAsyncIteration
+        return self._chunks.popleft()
+
+    def _take(self, chunks: list[tuple[int, Answer]]) -> None:
+        for index, chunk in chunks:
+            self._chunks.append(chunk | {"index": index} if self._is_batch else chunk)
+            self._open -= chunk["meta_info"]["finish_reason"] is not None
+        if not chunks:  # it was closed
+            self._open = 0
+
+
+class _Host:
+    """The engine's thread, with its event loop, its sockets and its child. Coroutine methods run on that loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._closed = False
+        self._lock = threading.RLock()  # the garbage collector may call `abandon` at any point of this thread
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="gapless-engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ from any thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise UnavailableError("the engine was shut down")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the wait was interrupted; else it has ended
+
+    def abandon(self, call: Call) -> None:
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(self._front.registry.close, call)
+
+    def close(self) -> None:
+        if os.getpid() != self._process:
+            return  # the copy of a fork: the engine is its parent's
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    def _set_closed(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    # ------------------------------------------------------------ on the loop
+
+    async def open(self, request: GenerateRequest) -> Call:
+        """Sends the request's prompts to the scheduler."""
+        self._front.check_open()
+        interval = self.config.stream_interval if request.stream else 0
+        call = self._front.registry.open([prompt.rid for prompt in request.prompts], interval)
+        try:
+            await self._front.submit(call, request.prompts)
+        except BaseException:
+            self._front.registry.close(call)
+            raise
+        return call
+
+    async def answer(self, request: GenerateRequest) -> list[Answer]:
+        call = await self.open(request)
+        try:
+            open_states = len(call.states)
+            while open_states:
+                for state in await call.changed():
+                    if (error := state.error()) is not None:
+                        raise error
+                    open_states -= 1
+            return [whole_answer(state) for state in call.states]
+        finally:
+            self._front.registry.close(call)
+
+    async def chunks(self, call: Call) -> list[tuple[int, Answer]]:
+        """(index, chunk) of each prompt that gained something; none once the call is closed."""
+        changed = await call.changed()
+        for state in changed:
+            if (error := state.error()) is not None:
+                raise error
+        incremental = self.config.incremental_streaming_output
+        return [(state.index, next_chunk(state, incremental)) for state in changed]
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self.started.done():
+                raise
+            self.started.set_exception(error)
+
+    async def _serve(self) -> None:
+        """From the start of the scheduler's process to its end."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._set_closed)
+            directory = private_directory()
+            stack.callback(shutil.rmtree, directory)
+            context: zmq.Context[Any] = zmq.Context()
+            stack.callback(context.destroy, linger=0)
+            receiver: Receiver[ToDetokenizer] = Receiver(context, directory, DETOKENIZER)
+            self._sender = Sender(context, directory, SCHEDULER)
+            self._front = Front(self.config, self._sender.send)
+            self._ready: asyncio.Future[None] = self._loop.create_future()
+            # This thread outlives the child, as the parent-death signal asks.
+            child = Child(_SCHEDULER_MODULE, ChildSpec(self.config, directory, parent_death_signal=True))
+            exited = asyncio.Event()
+            child.on_exit(lambda _: self._loop.call_soon_threadsafe(exited.set))
+            stack.push_async_callback(exited.wait)
+            stack.callback(child.kill)
+            watching = asyncio.create_task(self._watch(child, exited))
+            stack.callback(receiver.read_on_loop(self._loop, self._handle))
+            await self._load()
+            self.started.set_result(None)
+            await self._closing.wait()
+            watching.cancel()
+            await self._end_calls()
+
+    async def _load(self) -> None:
+        """Waits for tokenizer and model; raises why one of them cannot be loaded."""
+        tokenizer, _ = await asyncio.gather(
+            asyncio.to_thread(load_tokenizer, self.config.model_path), self._ready
+        )
+        self._detokenizer = DetokenizerManager(tokenizer.pieces)
+        self._front.tokenizer = tokenizer
+
+    async def _watch(self, child: Child, exited: asyncio.Event) -> None:
+        """A scheduler that dies while it loads fails the start, later it fails every call."""
+        await exited.wait()
+        error = child.failure()
+        if self._ready.done():
+            self._front.handle(Fatal(error.message))
+        else:
+            self._ready.set_exception(error)
+
+    def _handle(self, message: ToDetokenizer) -> None:
+        if isinstance(message, StepOutput):
+            output, stops = self._detokenizer.handle(message)
+            for stop in stops:
+                self._sender.send(stop)
+            self._front.handle(output)
+            return
+        self._front.handle(message)
+        if isinstance(message, Ready):
+            self._ready.set_result(None)
+
+    async def _end_calls(self) -> None:
+        self._front.registry.fail_all(UnavailableError("the engine was shut down"))
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
+
+
+def _config(model_path: str, options: dict[str, Any]) -> ServerConfig:
+    known = {field.name for field in dataclasses.fields(ServerConfig)}
+    if unknown := options.keys() - known:
+        raise ConfigError(f"unknown option {min(unknown)!r}", param=min(unknown))
+    return ServerConfig(**{"log_level": "warning", **options, "model_path": model_path})

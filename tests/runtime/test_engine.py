@@ -1,0 +1,285 @@
+"""The offline engine: the server's answers without a server, from any thread, and one clear error when it dies."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gapless import Engine
+from gapless.runtime.core.errors import (
+    ConfigError,
+    InternalError,
+    ModelLoadError,
+    RequestError,
+    UnavailableError,
+)
+from gapless.runtime.model.toy import ToyKnobs, toy_output
+
+PARAMS = {"max_new_tokens": 8, "ignore_eos": True}
+LONG = {"max_new_tokens": 2000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Engine]:
+    with Engine("toy") as engine:
+        yield engine
+
+
+@pytest.fixture
+def slow() -> Iterator[Engine]:
+    with Engine("toy", toy="delay_ms=20") as engine:
+        yield engine
+
+
+def expected(text: str, count: int = 8) -> list[int]:
+    return toy_output(ToyKnobs(), list(text.encode()), count)
+
+
+def scheduler_of(pid: int) -> int:
+    """The process number of the one child that process `pid` has."""
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rsplit(")")[1].split()[1]) == pid:
+                children.append(int(stat.parent.name))
+    (child,) = children
+    return child
+
+
+def test_one_prompt_gives_a_dict_in_the_servers_form(shared: Engine) -> None:
+    answer = shared.generate("hello", PARAMS)
+    assert answer["output_ids"] == expected("hello")
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 8)
+
+
+def test_a_list_gives_a_list_in_order_with_parameters_of_its_own(shared: Engine) -> None:
+    prompts = ["a", "b", "c"]
+    answers = shared.generate(prompts, [PARAMS | {"max_new_tokens": n} for n in (1, 8, 3)])
+    assert [a["output_ids"] for a in answers] == [
+        expected(p, n) for p, n in zip(prompts, (1, 8, 3), strict=True)
+    ]
+
+
+def test_input_ids(shared: Engine) -> None:
+    assert shared.generate(input_ids=[104, 105], sampling_params=PARAMS)["output_ids"] == expected("hi")
+    assert [a["output_ids"] for a in shared.generate(input_ids=[[104], [105]], sampling_params=PARAMS)] == [
+        expected("h"),
+        expected("i"),
+    ]
+
+
+def test_a_stream_ends_with_the_whole_answer(shared: Engine) -> None:
+    chunks = list(shared.generate("hello", PARAMS, stream=True))
+    assert chunks[-1]["output_ids"] == expected("hello")
+    assert chunks[-1]["meta_info"]["finish_reason"] is not None
+    assert all(chunk["meta_info"]["finish_reason"] is None for chunk in chunks[:-1])
+
+
+def test_a_stream_of_a_batch_names_the_prompt(shared: Engine) -> None:
+    last = {chunk["index"]: chunk["output_ids"] for chunk in shared.generate(["a", "b"], PARAMS, stream=True)}
+    assert last == {0: expected("a"), 1: expected("b")}
+
+
+def test_increments() -> None:
+    with Engine("toy", incremental_streaming_output=True) as engine:
+        chunks = list(engine.generate("hello", PARAMS, stream=True))
+    assert [i for chunk in chunks for i in chunk["output_ids"]] == expected("hello")
+
+
+def test_many_threads_at_once(shared: Engine) -> None:
+    prompts = [f"prompt {i}" for i in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda prompt: shared.generate(prompt, PARAMS)["output_ids"], prompts))
+    assert answers == [expected(prompt) for prompt in prompts]
+
+
+def test_made_and_used_in_a_thread_that_ends() -> None:
+    """The engine outlives the thread that made it, and installs no signal handler (only a main thread could)."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        engine = pool.submit(Engine, "toy").result()
+    with engine:
+        assert engine.generate("a", PARAMS)["output_ids"] == expected("a")
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_inside_a_running_event_loop() -> None:
+    async def lifespan() -> list[object]:
+        with Engine("toy") as engine:
+            plain = engine.generate("a", PARAMS)["output_ids"]
+            several = await asyncio.gather(*(engine.async_generate(text, PARAMS) for text in "bc"))
+            chunks = [chunk async for chunk in await engine.async_generate("d", PARAMS, stream=True)]
+            return [plain, *(answer["output_ids"] for answer in several), chunks[-1]["output_ids"]]
+
+    assert asyncio.run(lifespan()) == [expected(text) for text in "abcd"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"prompt": None}, "text"),
+        ({"prompt": []}, "text"),
+        ({"prompt": 5}, "text"),
+        ({"prompt": ["a", 5]}, "text[1]"),
+        ({"prompt": ""}, "text"),
+        ({"prompt": "a", "input_ids": [1]}, "input_ids"),
+        ({"input_ids": [1, 512]}, "input_ids[1]"),
+        ({"prompt": "a", "sampling_params": {"temperature": float("nan")}}, "sampling_params.temperature"),
+        ({"prompt": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]}, "sampling_params[1].top_p"),
+        ({"prompt": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        ({"prompt": "a" * 4096}, "text"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_request_is_refused_with_its_field(
+    shared: Engine, arguments: dict[str, object], param: str, stream: bool
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        shared.generate(**arguments, stream=stream)
+    assert caught.value.param == param
+    assert shared.generate("a", PARAMS)["output_ids"] == expected("a")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"model_path": "/nonexistent/model.gguf"}, ModelLoadError, "/nonexistent/model.gguf"),
+        ({"model_path": "toy", "toy": "delay=5"}, ConfigError, "delay"),
+        ({"model_path": "toy", "page_size": 0}, ConfigError, "--page-size"),
+        ({"model_path": "toy", "page_sise": 1}, ConfigError, "page_sise"),
+    ],
+)
+def test_a_wrong_option_or_model_is_raised_in_its_own_class(
+    options: dict[str, object], error: type[Exception], named: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(error, match=named):
+        Engine(**options)  # type: ignore[arg-type]
+    assert capfd.readouterr().err == ""
+    assert "gapless-engine" not in {thread.name for thread in threading.enumerate() if not thread.daemon}
+
+
+def test_a_killed_scheduler_fails_every_call(tmp_path: Path) -> None:
+    """Each of three waiting calls and a stream raises InternalError, and later calls say that the engine has died."""
+    code = f"""
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_engine import LONG, scheduler_of
+from gapless import Engine
+from gapless.runtime.core.errors import InternalError, UnavailableError
+engine = Engine("toy", toy="delay_ms=20")
+pool = ThreadPoolExecutor(3)
+calls = [pool.submit(engine.generate, text, LONG) for text in "abc"]
+stream = engine.generate("d", LONG, stream=True)
+next(stream)
+os.kill(scheduler_of(os.getpid()), signal.SIGKILL)
+errors = [call.exception(timeout=20) for call in calls]
+assert all(type(error) is InternalError and "SIGKILL" in error.message for error in errors), errors
+try:
+    list(stream)
+except InternalError:
+    pass
+else:
+    raise AssertionError("the stream did not fail")
+try:
+    engine.generate("e")
+except UnavailableError as error:
+    print(error.message)
+engine.shutdown()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "the engine stopped: the scheduler process died: killed by SIGKILL\n"
+
+
+def test_a_failed_step_fails_the_call() -> None:
+    with (
+        Engine("toy", toy="raise_at_step=5", log_level="error") as engine,
+        pytest.raises(InternalError, match="told to fail at step 5"),
+    ):
+        engine.generate("a", LONG)
+
+
+def test_shutdown_ends_open_calls(slow: Engine) -> None:
+    stream = slow.generate("a", LONG, stream=True)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(slow.generate, "b", LONG)
+        next(stream)
+        slow.shutdown()
+        assert isinstance(call.exception(timeout=20), UnavailableError)
+    with pytest.raises(UnavailableError):
+        list(stream)
+    with pytest.raises(UnavailableError):
+        slow.generate("c")
+    slow.shutdown()
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_stream_that_is_left_aborts_its_request(how: str) -> None:
+    """The one slot is free for the next request at once, not 2000 steps later."""
+    with Engine("toy", toy="delay_ms=20", max_running_requests=1) as engine:
+        stream = engine.generate("a", LONG, stream=True)
+        next(stream)
+        if how == "close":
+            stream.close()
+        else:
+            del stream
+            gc.collect()
+        assert engine.generate("b", PARAMS)["output_ids"] == expected("b")
+
+
+def test_cancelling_a_coroutine_aborts_its_request() -> None:
+    async def cancelled() -> list[int]:
+        with Engine("toy", toy="delay_ms=20", max_running_requests=1) as engine:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.async_generate("a", LONG), 0.2)
+            answer = await engine.async_generate("b", PARAMS)
+            return answer["output_ids"]
+
+    assert asyncio.run(cancelled()) == expected("b")
+
+
+def test_no_guard_no_shutdown_and_no_torch(tmp_path: Path) -> None:
+    """A plain script: no `__main__` guard, an engine that nobody shuts down. It ends by itself and leaves nothing."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom gapless import Engine\nengine = Engine('toy')\n"
+        "print(engine.generate('a', {'max_new_tokens': 1})['meta_info']['completion_tokens'], 'torch' in sys.modules)\n"
+    )
+    (tmp_path / "tmp").mkdir()
+    ended = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"TMPDIR": str(tmp_path / "tmp")},
+    )
+    assert ended.stdout == "1 False\n"
+    assert ended.stderr == ""
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_killed_caller_leaves_no_scheduler(watch) -> None:
+    """SIGKILL while the scheduler is stopped: the parent-death signal ends it all the same."""
+    code = "from gapless import Engine\nengine = Engine('toy')\nprint('up', flush=True)\ninput()\n"
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"up\n"
+        scheduler = watch(scheduler_of(caller.pid))
+        scheduler.send(signal.SIGSTOP)
+        caller.kill()
+        assert scheduler.within(5)

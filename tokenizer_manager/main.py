@@ -65,7 +65,7 @@ async def _serve(spec: ChildSpec) -> int:
     context = zmq.Context()
     receiver: Receiver[ToFront] = Receiver(context, spec.directory, FRONT)
     front = Front(spec.config, Sender(context, spec.directory, SCHEDULER).send)
-    _read_on_loop(receiver, front)
+    receiver.read_on_loop(asyncio.get_running_loop(), front.handle)
     signals: asyncio.Queue[None] = asyncio.Queue()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signals.put_nowait, None)
     server = HttpServer(front)
@@ -100,22 +100,6 @@ async def _drain(
         rest = max(deadline - loop.time(), _FLUSH_SECONDS)
         await asyncio.wait({serving, again}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
     return _SECOND_SIGNAL_EXIT if again.done() else 0
-
-
-def _read_on_loop(receiver: Receiver[ToFront], front: Front) -> None:
-    """Hands what the receiver gets to `front`.
-
-    ZeroMQ's descriptor tells of changes only, not of a state: every reading goes on until nothing is left, and
-    one comes first.
-    """
-
-    def read() -> None:
-        for message in receiver.drain():
-            front.handle(message)
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(receiver.socket.getsockopt(zmq.FD), read)
-    loop.call_soon(read)
 
 
 if __name__ == "__main__":

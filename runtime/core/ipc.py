@@ -5,6 +5,7 @@ No pickle: a message that is not one of the expected structs is logged and dropp
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
@@ -82,6 +83,24 @@ class Receiver(Generic[T]):
             message = self._decode(data)
             if message is not None:
                 messages.append(message)
+
+    def read_on_loop(
+        self, loop: asyncio.AbstractEventLoop, handle: Callable[[T], object]
+    ) -> Callable[[], object]:
+        """Hands every message to `handle`, on `loop`; call what it returns to stop that.
+
+        ZeroMQ's descriptor tells of changes only, not of a state: every reading goes on until nothing is left, and
+        one comes first.
+        """
+
+        def read() -> None:
+            for message in self.drain():
+                handle(message)
+
+        descriptor = self.socket.getsockopt(zmq.FD)
+        loop.add_reader(descriptor, read)
+        loop.call_soon(read)
+        return lambda: loop.remove_reader(descriptor)
 
     def close(self) -> None:
         self.socket.close()

@@ -56,7 +56,6 @@ class Decoder:
             for _ in self._layers
         ]
 
-    @torch.inference_mode()
     def forward(self, ids: Tensor, cache: list[tuple[Tensor, Tensor]], batch: StepBatch) -> Tensor:
         config, ops, eps = self.config, self._ops, self.config.norm_eps
         residual = F.embedding(ids, self._embedding)
@@ -71,7 +70,6 @@ class Decoder:
             x = ops.add_rms_norm(residual, x, layer.next_norm, eps, layer.mlp_post_norm)
         return x
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden)
         cap = self.config.logit_soft_cap

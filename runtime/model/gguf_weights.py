@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.runtime.core.cache import cached_dir, file_key
+from gapless.runtime.core.cache import cache_root, cached_dir, file_key
 from gapless.runtime.core.errors import ModelLoadError
 from gapless.runtime.core.gguf import GGML_TYPES, GGUFFile, TensorInfo, read_gguf
 from gapless.runtime.model.config import ModelConfig
 from gapless.runtime.model.gguf_dequantize import dequantize
 from gapless.runtime.model.loader_names import tensor_shapes
-from gapless.runtime.model.loader_safetensors import StoredTensor, read_safetensors, write_safetensors
+from gapless.runtime.model.loader_safetensors import Layout, StoredTensor, read_safetensors, write_safetensors
 
 _VERSION = 1  # of what the cache holds: raise it when a conversion changes
 _FILE = "weights.safetensors"
 _PIECE = 1 << 24  # weights that are dequantised at a time
+_Rows = np.ndarray[Any, np.dtype[np.int64]]
 _BLOCK_SIZE = {name: weights for name, weights, _ in GGML_TYPES.values()}
 
 
@@ -36,12 +37,20 @@ def gguf_weights(
     shapes = tensor_shapes(config)
     for name, shape in shapes.items():
         _check(gguf, name, shape)
-    layout = {name: (shape, dtype if len(shape) == 2 else torch.float32) for name, shape in shapes.items()}
+    layout: Layout = {
+        name: (shape, dtype if len(shape) == 2 else torch.float32) for name, shape in shapes.items()
+    }
 
     def build(directory: Path) -> None:
         write_safetensors(directory / _FILE, layout, _converted(gguf, config, layout, progress))
 
-    return read_safetensors(cached_dir("weights", file_key(_VERSION, dtype, path=path), build) / _FILE)
+    try:
+        directory = cached_dir("weights", file_key(_VERSION, dtype, path=path), build)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot keep the converted weights of {path} in {cache_root()}: {error}"
+        ) from error
+    return read_safetensors(directory / _FILE)
 
 
 def _check(gguf: GGUFFile, name: str, shape: tuple[int, ...]) -> None:
@@ -56,26 +65,21 @@ def _check(gguf: GGUFFile, name: str, shape: tuple[int, ...]) -> None:
 
 
 def _converted(
-    gguf: GGUFFile,
-    config: ModelConfig,
-    layout: dict[str, tuple[tuple[int, ...], torch.dtype]],
-    progress: Callable[[str], None],
+    gguf: GGUFFile, config: ModelConfig, layout: Layout, progress: Callable[[str], None]
 ) -> Iterator[Tensor]:
     """Each tensor of `layout`, in pieces of whole rows."""
-    total, done, shown = sum(gguf.tensors[name].nbytes for name in layout), 0, 0
+    total, done, next_shown = sum(gguf.tensors[name].nbytes for name in layout), 0, 0
     for name, (_, dtype) in layout.items():
+        if (percent := 100 * done // total) >= next_shown:
+            progress(f"converting weights: {percent} %")
+            next_shown = percent + 10
         info = gguf.tensors[name]
         for piece in _pieces(gguf, info, _row_order(name, config)):
             yield piece.to(dtype)
         done += info.nbytes
-        if (percent := 100 * done // total) >= shown:
-            progress(f"converting weights: {percent} %")
-            shown = percent + 10
 
 
-def _pieces(
-    gguf: GGUFFile, info: TensorInfo, order: np.ndarray[Any, np.dtype[np.int64]] | None
-) -> Iterator[Tensor]:
+def _pieces(gguf: GGUFFile, info: TensorInfo, order: _Rows | None) -> Iterator[Tensor]:
     rows, width = info.shape[0], math.prod(info.shape[1:])
     raw = gguf.data(info).reshape(rows, -1)
     step = max(1, _PIECE // width)
@@ -85,7 +89,7 @@ def _pieces(
         yield dequantize(torch.from_numpy(np.array(part)), info.type_name, (len(part), width))
 
 
-def _row_order(name: str, config: ModelConfig) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+def _row_order(name: str, config: ModelConfig) -> _Rows | None:
     """Where to find each row of a tensor whose rows llama.cpp has reordered.
 
     For the llama architecture alone its converter interleaves the two halves of every query and key head, since its

@@ -1,4 +1,4 @@
-"""Tensors mapped from safetensors files, and a writer that never holds more than one of them.
+"""Tensors mapped from safetensors files, and a writer that needs only a piece of one at a time.
 
 Format: eight bytes of length, a JSON header of that length, the tensors' bytes. The header is checked against the
 file's size here, so that a truncated download fails when it is opened, by the name of the tensor that is cut.
@@ -21,6 +21,7 @@ from gapless.runtime.core.errors import ModelLoadError
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name to shape and dtype
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,16 @@ def read_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def write_safetensors(
-    path: Path, layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]], tensors: Iterable[Tensor]
-) -> None:
-    """Writes `tensors`, which come one at a time in the order of `layout` (name to shape and dtype)."""
+def write_safetensors(path: Path, layout: Layout, pieces: Iterable[Tensor]) -> None:
+    """Writes a file of `layout`; `pieces` are its tensors in that order, whole or cut into runs of rows."""
     header, position = {}, 0
     for name, (shape, dtype) in layout.items():
         end = position + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (position, end)}
         position = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64)  # keeps the tensors aligned
+    text += b" " * (-(len(text) + 8) % 64)  # keeps the tensors aligned
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+        for piece in pieces:
+            file.write(piece.contiguous().view(torch.uint8).numpy().data)

@@ -22,7 +22,7 @@ from .paged import PagedRun
 SCHEDULES = {
     "whole prompt": [{"a": 30}],
     "uneven chunks": [{"a": 5}, {"a": 1}, {"a": 13}, {"a": 11}],
-    "token by token": [{"a": 7}] + [{"a": 1}] * 23,
+    "token by token": [{"a": 5}] + [{"a": 1}] * 10 + [{"a": 15}],
     "two requests in a step": [
         {"a": 9},
         {"a": 1, "b": 12},

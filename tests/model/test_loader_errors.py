@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -178,6 +180,17 @@ def test_cut_anywhere(made: Path, whole: Path, keep: float) -> None:
     cut(single, keep)
     assert str(weights) in load_error("hf", whole)
     assert str(single) in load_error("gguf", single)
+
+
+def test_disk_that_fills_up(made: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gapless.runtime.model.gguf_weights.write_safetensors", fill_up)
+    message = load_error("gguf", made / "model.gguf")
+    assert str(made / "model.gguf") in message
+    assert str(own_cache) in message
+    assert "No space left" in message
 
 
 def test_gguf_with_unknown_architecture(tmp_path: Path) -> None:

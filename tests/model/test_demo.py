@@ -1,0 +1,43 @@
+"""The demo model, whose weights are real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.kernels.ops import Ops
+from gapless.runtime.core.gguf import read_gguf
+from gapless.runtime.core.model_path import resolve_model_path
+from gapless.runtime.model.loader import load_model
+
+from .paged import PagedRun
+from .reference import transformers_demo
+
+# Every word is one token of the vocabulary.
+TEXT = """
+The old house at the end of the street had been empty for many years when a young family came to live in it .
+They opened the windows , cleaned the floors and painted the walls in bright colors . In the garden they found a small
+stone table under a tree , and on summer evenings they would sit there and talk about the day . The children said that
+at night they could hear music from the room above the kitchen , but nobody believed them until the first snow fell .
+"""
+
+
+def text_ids() -> list[int]:
+    tokens = read_gguf(resolve_model_path("demo").path).metadata["tokenizer.ggml.tokens"]
+    id_of = {token: i for i, token in enumerate(tokens)}
+    return [2] + [id_of[f"▁{word}".encode()] for word in TEXT.split()]
+
+
+@pytest.mark.slow
+def test_logits_are_transformers(ops: Ops) -> None:
+    ids = text_ids()
+    assert len(ids) >= 90
+    with torch.inference_mode():
+        want = transformers_demo()(torch.tensor([ids])).logits[0]
+    model = load_model(resolve_model_path("demo"), torch.float32, ops, lambda _: None)
+    run = PagedRun(model, {"text": ids}, page_size=16)
+    got = torch.cat([run.step({"text": count})["text"] for count in (50, 1, len(ids) - 51)])
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
+    assert got.argmax(-1).equal(want.argmax(-1))
+    hits = want[:-1].argmax(-1).eq(torch.tensor(ids[1:])).float().mean()
+    assert hits > 0.2, "the reference itself does not predict English"

@@ -153,12 +153,23 @@ typedef struct {
 
 /* Points the block at the keys of positions base + [begin, end). Places before repeat the first key, places up to the next
    multiple of 4 the last one: they are multiplied too, but weigh nothing, and memory that is not the row's is never read. */
-static void read_block(const Attention *a, const Item *it, i64 base, i64 begin, i64 end, i64 width, int pairs, Block *b) {
+INLINE i64 place_of(const Attention *a, const Item *it, i64 position) {
     const int32_t *pages = a->page_table + a->slots[it->row] * a->table_width;
-    i64 dim = a->dim, whole = dim == width;
+    i64 token = pages[position / a->page_size] * a->page_size + position % a->page_size;
+    return (token * a->kv_heads + it->kv_head) * a->dim;
+}
+
+static void read_block(const Attention *a, const Item *it, i64 base, i64 begin, i64 end, i64 width, int pairs, Block *b) {
+    i64 dim = a->dim, whole = dim == width, size = a->is_bf16 ? 2 : 4;
     for (i64 j = begin; j < end; j++) {
-        i64 p = base + j, token = pages[p / a->page_size] * a->page_size + p % a->page_size;
-        i64 place = (token * a->kv_heads + it->kv_head) * dim;
+        i64 place = place_of(a, it, base + j);
+        if (base + BLOCK + j < it->position + it->tokens) {
+            i64 ahead = place_of(a, it, base + BLOCK + j);
+            for (i64 line = 0; line < dim * size; line += 64) {
+                __builtin_prefetch((const char *)a->k_cache + ahead * size + line);
+                __builtin_prefetch((const char *)a->v_cache + ahead * size + line);
+            }
+        }
         if (whole && pairs == a->is_bf16) {
             b->k[j] = at(a->k_cache, place, a->is_bf16);
         } else if (pairs) {

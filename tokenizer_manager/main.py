@@ -93,9 +93,8 @@ async def _drain(
     again = asyncio.create_task(signals.get())
     await asyncio.wait({idle, again}, timeout=front.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
     if not again.done():
-        front.registry.fail_all(
-            UnavailableError("the server is shutting down")
-        )  # what did not finish in time
+        # What has not finished in time ends with an error.
+        front.registry.fail_all(UnavailableError("the server is shutting down"))
         server.should_exit = True
         rest = max(deadline - loop.time(), _FLUSH_SECONDS)
         await asyncio.wait({serving, again}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)

@@ -61,8 +61,8 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         self.manager = DetokenizerManager(ByteTokenizer().pieces)
         self.models: dict[int, Model] = {}
         self.seen: dict[int, Seen] = {}
-        self.bound: dict[int, tuple[int, int]] = {}  # slot to (uid, generation)
-        self.generation = 0
+        self.bound: dict[int, int] = {}  # slot to uid
+        self.generation = dict.fromkeys((1, 2, 3), 0)  # each slot's own, so that numbers repeat between slots
 
     def feed(self, step: StepOutput) -> list[Stop]:
         output, stops = self.manager.handle(step)
@@ -79,10 +79,10 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         return stops
 
     def open(self, uid: int, slot: int) -> list[Stop]:
-        self.generation += 1
-        self.bound = {s: b for s, b in self.bound.items() if b[0] != uid}
-        self.bound[slot] = (uid, self.generation)
-        opened = Opened(uid, slot, self.generation, 1, 0, self.models[uid].stops, True, False)
+        self.generation[slot] += 1
+        self.bound = {s: u for s, u in self.bound.items() if u != uid}
+        self.bound[slot] = uid
+        opened = Opened(uid, slot, self.generation[slot], 1, 0, self.models[uid].stops, True, False)
         return self.feed(StepOutput([opened], b"", b"", b"", b"", []))
 
     @rule(slot=SLOTS, stops=STOPS)
@@ -97,7 +97,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
             return
         uid = data.draw(st.sampled_from(sorted(self.models)))
         done = self.models[uid].finish != Finish.NONE
-        want = [Stop(slot, self.generation + 1, len(self.seen[uid].ids))] if done else []
+        want = [Stop(slot, self.generation[slot] + 1, len(self.seen[uid].ids))] if done else []
         assert self.open(uid, slot) == want
 
     @rule(
@@ -107,7 +107,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         end=st.sampled_from([Finish.NONE, Finish.NONE, Finish.LENGTH]),
     )
     def rows(self, slot: int, letters: str, late: bool, end: Finish) -> None:
-        uid, generation = self.bound.get(slot, (-1, 0))
+        uid, generation = self.bound.get(slot, -1), self.generation[slot]
         finishes = [Finish.NONE] * (len(letters) - 1) + [end]
         stops = self.feed(
             StepOutput(

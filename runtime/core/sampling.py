@@ -127,4 +127,6 @@ def _stops(value: Any, refuse: Any) -> tuple[str, ...]:
         raise refuse("a string or a list of strings")
     if len(stops) > MAX_STOPS or not all(stops) or sum(map(len, stops)) > MAX_STOP_CHARS:
         raise refuse(f"at most {MAX_STOPS} strings, none empty, of {MAX_STOP_CHARS} characters together")
+    if any("\ud800" <= char <= "\udfff" for stop in stops for char in stop):
+        raise refuse("text without lone surrogates: no output can hold one")
     return tuple(stops)

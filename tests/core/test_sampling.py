@@ -63,6 +63,7 @@ def test_values_that_are_taken(name: str, value: Any, want: Any) -> None:
         *(("sampling_seed", v) for v in (2**63, 1.5, "1", True)),
         *(("stop", v) for v in (5, [5], "", ["a", ""], {"a": 1}, ["x"] * (MAX_STOPS + 1))),
         *(("stop", v) for v in ("x" * (MAX_STOP_CHARS + 1), ["x" * 513] * 2, ["x"] * 1_000_000)),
+        ("stop", ["a", "\ud83d"]),
         *(("stop_token_ids", v) for v in ("5", [1.5], [True], [[5]], [5] * (MAX_STOPS + 1))),
         *(
             (name, v)

@@ -81,13 +81,8 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
         )
     size = len(prompts) if is_batch else None
     params = _sampling_params(fields.get("sampling_params"), size)
-    rids = _names(fields.get("rid"), "rid", size) or [uuid.uuid4().hex for _ in prompts]
-    if isinstance(fields.get("rid"), str) and is_batch:
-        rids = [f"{rid}_{i}" for i, rid in enumerate(rids)]
+    rids = _rids(fields.get("rid"), size)
     extra_keys = _names(fields.get("extra_key"), "extra_key", size) or [""] * len(prompts)
-    stream = fields.get("stream")
-    if stream is not None and type(stream) is not bool:
-        raise _wrong(stream, "stream", "true or false")
     return GenerateRequest(
         [
             Prompt(
@@ -102,7 +97,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
             for i, prompt in enumerate(prompts)
         ],
         is_batch,
-        bool(stream),
+        _stream(fields.get("stream")),
     )
 
 
@@ -158,37 +153,50 @@ def _id_lists(ids: Any) -> tuple[list[list[Any]], bool]:
 
 def _sampling_params(value: Any, size: int | None) -> list[tuple[str, SamplingParams]]:
     """(name in errors, parameters) of each prompt."""
-    if isinstance(value, list) and size is not None:
-        _check_length(value, "sampling_params", size)
-        named = [(f"sampling_params[{i}]", item) for i, item in enumerate(value)]
-    else:
-        named = [("sampling_params", value)]
-    parsed = []
+    named = _of_each_prompt(value, "sampling_params", size)
+    parsed: dict[str, SamplingParams] = {}
     for name, item in named:
         if not isinstance(item, dict | None):
             raise _wrong(item, name, "an object")
-        parsed.append((name, SamplingParams.parse(item or {}, name)))
-    return parsed if isinstance(value, list) else parsed * (size or 1)
+        if name not in parsed:
+            parsed[name] = SamplingParams.parse(item or {}, name)
+    return [(name, parsed[name]) for name, _ in named]
+
+
+def _rids(value: Any, size: int | None) -> list[str]:
+    """The prompts' request ids: new ones where none are given; one given to a batch gets the prompt's number."""
+    rids = _names(value, "rid", size)
+    if rids is None:
+        return [uuid.uuid4().hex for _ in range(size or 1)]
+    if size is not None and isinstance(value, str):
+        return [f"{rid}_{i}" for i, rid in enumerate(rids)]
+    return rids
 
 
 def _names(value: Any, field: str, size: int | None) -> list[str] | None:
     """A string for each prompt, or None where none was given."""
     if value is None:
         return None
-    if isinstance(value, list) and size is not None:
-        _check_length(value, field, size)
-        named = [(f"{field}[{i}]", item) for i, item in enumerate(value)]
-    else:
-        named = [(field, value)]
+    named = _of_each_prompt(value, field, size)
     for name, item in named:
         if not isinstance(item, str) or not 0 < len(item) <= MAX_NAME_CHARS:
             raise _wrong(item, name, f"a string of 1 to {MAX_NAME_CHARS} characters")
-    return [item for _, item in named] * (1 if isinstance(value, list) else size or 1)
+    return [item for _, item in named]
 
 
-def _check_length(value: list[Any], field: str, size: int) -> None:
+def _of_each_prompt(value: Any, field: str, size: int | None) -> list[tuple[str, Any]]:
+    """(name in errors, value): a batch's list has a value for each prompt, anything else counts for all."""
+    if size is None or not isinstance(value, list):
+        return [(field, value)] * (size or 1)
     if len(value) != size:
         raise RequestError(f"{field} has {len(value)} entries for {size} prompts", param=field)
+    return [(f"{field}[{i}]", item) for i, item in enumerate(value)]
+
+
+def _stream(value: Any) -> bool:
+    if not isinstance(value, bool | None):
+        raise _wrong(value, "stream", "true or false")
+    return bool(value)
 
 
 def _wrong(value: Any, field: str, want: str) -> RequestError:

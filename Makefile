@@ -6,7 +6,7 @@ PIP_ARGS ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo serve test test-all lint clean
+.PHONY: demo serve test test-all lint readme clean
 
 demo: .venv/.installed-demo
 	$(BIN)/gapless demo $(ARGS)
@@ -25,6 +25,9 @@ lint: .venv/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+readme: .venv/.installed-test  # puts the generated options table into README.md
+	$(BIN)/gapless options | sed -i -e '/^<!-- options -->$$/,/^<!-- \/options -->$$/{//!d}' -e '/^<!-- options -->$$/r /dev/stdin' README.md
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

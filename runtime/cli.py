@@ -49,7 +49,7 @@ def _parser(*, with_bench: bool) -> Parser:
     add_options(generate)
     generate.set_defaults(log_level="warning")
     demo = command("demo", _demo, "start a server with the demo model, ask it twice, and stop it")
-    demo.add_argument("--max-new-tokens", type=int, default=96, metavar="INT", help="(default: 96)")
+    demo.add_argument("--max-new-tokens", type=int, default=64, metavar="INT", help="(default: 64)")
     add_options(demo)
     command("options", _options, "print the table of the server's options in Markdown")
     bench = commands.add_parser("bench", help="measure")

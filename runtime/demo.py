@@ -110,13 +110,13 @@ def _wait_until_healthy(server: subprocess.Popen[str], port: int, started: float
             raise InternalError(f"the model did not load within {LOAD_SECONDS:.0f} s")
         if elapsed >= shown + 2:
             shown = int(elapsed)
-            print(f"loading the model ... {shown} s (the first start converts it)", flush=True)
+            print(f"loading the model ... {shown} s", flush=True)
         time.sleep(0.1)
 
 
 def _complete(port: int, prefix: str, ending: str, max_new_tokens: int) -> Answer:
     """Streams one completion to the terminal."""
-    params = {"max_new_tokens": max_new_tokens, "temperature": 0}
+    params = {"max_new_tokens": max_new_tokens, "temperature": 0.6, "sampling_seed": 1}
     print(ending, end="", flush=True)
     sent = time.monotonic()
     first = last = 0.0

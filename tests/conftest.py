@@ -39,6 +39,20 @@ class Watched:
         os.close(self._fd)
 
 
+def child_pids(pid: int) -> list[int]:
+    """The children of a process, whichever of its threads started them."""
+    return [
+        int(word)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for word in task.read_text().split()
+    ]
+
+
+@pytest.fixture
+def children_of() -> Callable[[int], list[int]]:
+    return child_pids
+
+
 @pytest.fixture
 def watch() -> Iterator[Callable[[int], Watched]]:
     watched: list[Watched] = []
@@ -130,14 +144,9 @@ class Server:
     def children(self) -> dict[str, Watched]:
         """The launcher's children by the name of their package."""
         found = {}
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parent = int(status.read_text().rsplit(")")[1].split()[1])
-                words = status.with_name("cmdline").read_text().split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == self.process.pid and words[0]:
-                found[words[words.index("-m") + 1].split(".")[-2]] = Watched(int(status.parent.name))
+        for pid in child_pids(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            found[words[words.index("-m") + 1].split(".")[-2]] = Watched(pid)
         return found
 
     def wait_idle(self, seconds: float = 5) -> None:

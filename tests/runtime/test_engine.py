@@ -1,8 +1,8 @@
 """The offline engine: the server's answers without a server, from any thread, and one clear error when it dies."""
 
 import asyncio
-import contextlib
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -41,17 +41,6 @@ def slow() -> Iterator[Engine]:
 
 def expected(text: str, count: int = 8) -> list[int]:
     return toy_output(ToyKnobs(), list(text.encode()), count)
-
-
-def scheduler_of(pid: int) -> int:
-    """The process number of the one child that process `pid` has."""
-    children = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if int(stat.read_text().rsplit(")")[1].split()[1]) == pid:
-                children.append(int(stat.parent.name))
-    (child,) = children
-    return child
 
 
 def test_one_prompt_gives_a_dict_in_the_servers_form(shared: Engine) -> None:
@@ -168,40 +157,22 @@ def test_a_wrong_option_or_model_is_raised_in_its_own_class(
     assert "gapless-engine" not in {thread.name for thread in threading.enumerate() if not thread.daemon}
 
 
-def test_a_killed_scheduler_fails_every_call(tmp_path: Path) -> None:
-    """Each of three waiting calls and a stream raises InternalError, and later calls say that the engine has died."""
-    code = f"""
-import os, signal, sys
-from concurrent.futures import ThreadPoolExecutor
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_engine import LONG, scheduler_of
-from gapless import Engine
-from gapless.runtime.core.errors import InternalError, UnavailableError
-engine = Engine("toy", toy="delay_ms=20")
-pool = ThreadPoolExecutor(3)
-calls = [pool.submit(engine.generate, text, LONG) for text in "abc"]
-stream = engine.generate("d", LONG, stream=True)
-next(stream)
-os.kill(scheduler_of(os.getpid()), signal.SIGKILL)
-errors = [call.exception(timeout=20) for call in calls]
-assert all(type(error) is InternalError and "SIGKILL" in error.message for error in errors), errors
-try:
-    list(stream)
-except InternalError:
-    pass
-else:
-    raise AssertionError("the stream did not fail")
-try:
-    engine.generate("e")
-except UnavailableError as error:
-    print(error.message)
-engine.shutdown()
-"""
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "the engine stopped: the scheduler process died: killed by SIGKILL\n"
+def test_a_killed_scheduler_fails_every_call(children_of) -> None:
+    """Three waiting calls and a stream raise InternalError; later calls say that the engine has died."""
+    others = set(children_of(os.getpid()))
+    with Engine("toy", toy="delay_ms=20") as engine, ThreadPoolExecutor(3) as pool:
+        (scheduler,) = set(children_of(os.getpid())) - others
+        calls = [pool.submit(engine.generate, text, LONG) for text in "abc"]
+        stream = engine.generate("d", LONG, stream=True)
+        next(stream)
+        os.kill(scheduler, signal.SIGKILL)
+        for call in calls:
+            with pytest.raises(InternalError, match="the scheduler process died: killed by SIGKILL"):
+                call.result(timeout=20)
+        with pytest.raises(InternalError, match="SIGKILL"):
+            list(stream)
+        with pytest.raises(UnavailableError, match="SIGKILL"):
+            engine.generate("e")
 
 
 def test_a_failed_step_fails_the_call() -> None:
@@ -273,13 +244,13 @@ def test_no_guard_no_shutdown_and_no_torch(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_killed_caller_leaves_no_scheduler(watch) -> None:
+def test_a_killed_caller_leaves_no_scheduler(watch, children_of) -> None:
     """SIGKILL while the scheduler is stopped: the parent-death signal ends it all the same."""
     code = "from gapless import Engine\nengine = Engine('toy')\nprint('up', flush=True)\ninput()\n"
     with subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"up\n"
-        scheduler = watch(scheduler_of(caller.pid))
+        scheduler = watch(*children_of(caller.pid))
         scheduler.send(signal.SIGSTOP)
         caller.kill()
         assert scheduler.within(5)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class ToyKnobs:
     @classmethod
     def parse(cls, text: str) -> ToyKnobs:
         """Raises ConfigError naming the knob."""
-        kinds = {f.name: type(f.default) for f in fields(cls)}
+        kinds: dict[str, type] = {f.name: type(f.default) for f in fields(cls)}
         values: dict[str, bool | int | float | str] = {}
         for item in filter(None, text.split(",")):
             name, _, value = item.partition("=")
@@ -114,7 +115,7 @@ def _choose(knobs: ToyKnobs, script: list[int], history: U64, output_index: int)
     return (choice + 1) % knobs.vocab_size if never_eos else choice
 
 
-def _entry(ids: NDArray[np.int64], positions: NDArray[np.integer]) -> U64:  # type: ignore[type-arg]
+def _entry(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:
     return mix(mix(ids.astype(np.uint64)) ^ positions.astype(np.uint64))
 
 

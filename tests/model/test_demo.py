@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers_demo import transformers_demo
 
 from gapless.kernels.ops import Ops
 from gapless.runtime.core.gguf import read_gguf
@@ -11,7 +12,6 @@ from gapless.runtime.core.model_path import resolve_model_path
 from gapless.runtime.model.loader import load_model
 
 from .paged import PagedRun
-from .reference import transformers_demo
 
 # Every word is one token of the vocabulary.
 TEXT = """

@@ -29,7 +29,7 @@ DETOKENIZER = "gapless.detokenizer.main"
 HTTP = "gapless.tokenizer_manager.main"
 
 NOTICE_SECONDS = 1.0  # how long a server that failed still answers 503 before it goes
-GRACE_SECONDS = 1.0  # how long the HTTP process may then take to end; added to the drain timeout, too
+GRACE_SECONDS = 1.5  # how long the HTTP process may then take to end; added to the drain timeout, too
 _BACKLOG = 2048
 
 

@@ -96,7 +96,8 @@ def run_child(main: Callable[[ChildSpec], int]) -> None:
     """The child's side: reads the specification, sets up logging and exits with what `main` returns.
 
     A wrong option or model file gives exit code 2 and no traceback: the parent says what it was. Ctrl-C is the
-    parent's business.
+    parent's business, and so is SIGTERM, which some supervisors send to every process: only the HTTP process, which
+    has requests to finish, gets one of its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
@@ -105,6 +106,8 @@ def run_child(main: Callable[[ChildSpec], int]) -> None:
     fields = json.loads(line)
     config = ServerConfig(**fields.pop("config"))
     spec = ChildSpec(config, Path(fields.pop("directory")), **fields)
+    if spec.listen_fd is None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if spec.parent_death_signal:
         set_parent_death_signal(signal.SIGKILL)
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()

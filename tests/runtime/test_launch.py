@@ -53,6 +53,20 @@ def test_a_signal_lets_running_requests_finish(serve, number: signal.Signals) ->
     assert server.wait() == 0
 
 
+def test_a_supervisor_may_signal_every_process(serve) -> None:
+    """SIGTERM to scheduler and detokenizer, too, as systemd sends it, does not cut the running stream."""
+    server = serve(SLOW)
+    stream = server.stream(text="a", sampling_params={"max_new_tokens": 50, "ignore_eos": True})
+    stream.wait_first()
+    children = server.children()
+    for name in ("scheduler", "detokenizer"):
+        children[name].send(signal.SIGTERM)
+    assert server.stop() == 0
+    stream.wait_end()
+    assert stream.done
+    assert stream.events[-1]["meta_info"]["completion_tokens"] == 50
+
+
 def test_a_second_signal_does_not_wait(serve) -> None:
     server = serve(SLOW)
     stream = server.stream(text="a", sampling_params=LONG)

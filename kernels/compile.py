@@ -14,8 +14,14 @@ from pathlib import Path
 
 from gapless.runtime.core.cache import cached_dir, file_key
 
-NATIVE_MARCH = "native"
-_FLAGS = ["-O3", "-std=gnu11", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+_FLAGS = [
+    "-O3",
+    "-std=gnu11",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
 _SOURCES = sorted(Path(__file__).parent.glob("native*.c"))
 
 
@@ -23,7 +29,7 @@ class CompileError(Exception):
     """No compiler was found, or it failed; the message says which."""
 
 
-def compile_kernels(march: str = NATIVE_MARCH) -> Path:
+def compile_kernels(march: str = "native") -> Path:
     """The shared library for `-march=march`, compiled unless the cache has it; raises CompileError."""
     compiler = _find_compiler()
     command = [*compiler, *_FLAGS, f"-march={march}"]
@@ -34,10 +40,7 @@ def compile_kernels(march: str = NATIVE_MARCH) -> Path:
         main = Path(__file__).parent / "native.c"
         _run([*command, "-shared", "-fPIC", str(main), "-o", str(directory / "native.so"), "-lm"])
 
-    try:
-        return cached_dir("kernels", key, build) / "native.so"
-    except OSError as error:
-        raise CompileError(f"cannot write the compiled kernels to the cache: {error}") from error
+    return cached_dir("kernels", key, build) / "native.so"
 
 
 def _find_compiler() -> list[str]:

@@ -59,7 +59,9 @@ def load_kernels(path: Path) -> ctypes.CDLL:
     try:
         library.native_init(ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p))
     except AttributeError as error:
-        raise CompileError("torch's threads cannot be shared: its OpenMP runtime has no GOMP_parallel") from error
+        raise CompileError(
+            "torch's threads cannot be shared: its OpenMP runtime has no GOMP_parallel"
+        ) from error
     return library
 
 

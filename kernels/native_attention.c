@@ -328,15 +328,19 @@ static i64 list_items(const Attention *a, Item *items, float *partials, i64 widt
     return count;
 }
 
-/* Folds the partial states of each group that was split; they follow one another in the list. */
+/* Folds the partial states of each group that was split, whose items follow one another in the list, and writes them. */
 static void fold_items(const Work *w, i64 count) {
     i64 shared = w->a->heads / w->a->kv_heads;
     for (i64 i = 0, next; i < count; i = next) {
         const Item *it = w->items + i;
         i64 rows = (it->tokens * shared + 3) / 4 * 4;
-        for (next = i + 1; next < count && it->partial && w->items[next].split > w->items[next - 1].split; next++)
-            fold(state_at(it->partial, rows), state_at(w->items[next].partial, rows), rows, w->width);
-        if (it->partial) finish(w->a, it, state_at(it->partial, rows), w->width);
+        State total = state_at(it->partial, rows);
+        for (next = i + 1; next < count; next++) {
+            const Item *other = w->items + next;
+            if (other->token != it->token || other->kv_head != it->kv_head) break;
+            fold(total, state_at(other->partial, rows), rows, w->width);
+        }
+        if (it->partial) finish(w->a, it, total, w->width);
     }
 }
 

@@ -54,6 +54,7 @@ class DetokenizerManager:
     def _open(self, opened: Opened, out: _Output) -> None:
         """A new request, or a known one that comes back from preemption in another slot."""
         uid, slot, generation = opened.uid, opened.slot, opened.generation
+        self._slots.pop(slot, None)  # whoever had the slot has left it
         if uid in self._finished:  # its stop string was found while it was on its way back
             out.stops.append(Stop(slot, generation, self._finished[uid]))
             return

@@ -160,4 +160,4 @@ class ManagerAgainstModel(RuleBasedStateMachine):
 
 
 TestManagerAgainstModel = ManagerAgainstModel.TestCase
-TestManagerAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestManagerAgainstModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -1,13 +1,13 @@
 /* The CPU operations of kernels/ops.py. One translation unit: this file holds what the others share.
 
-   Tensors come as addresses, contiguous, of bfloat16 (is_bf16 = 1) or float32; all arithmetic is float32. No flag of the
-   -ffast-math family is used: masks rely on large negative numbers, poisoned memory on NaN, and linking with it would set the
-   whole process to flush denormals. Loops that may reassociate say so by `omp simd reduction`.
+   Tensors come as addresses, contiguous, of bfloat16 (is_bf16 = 1) or float32; all arithmetic is float32. -ffast-math is
+   not used: NaN and infinity keep their meaning, and linking with it would make the whole process flush denormals.
+   Sums that may be reassociated say so by `omp simd reduction`.
 
    A result for one row of the batch never depends on the other rows: sums run in an order fixed by absolute positions.
 
-   There is no OpenMP runtime of our own, since a second team of threads would fight with torch's for the cores. The
-   caller passes GOMP_parallel as found in the runtime that torch itself uses (libgomp; LLVM's libomp has it too). */
+   No OpenMP runtime is linked, since a second team of threads would fight with torch's for the cores. The caller passes
+   GOMP_parallel as found in the runtime that torch itself uses (libgomp; LLVM's libomp has it too). */
 
 #include <stdint.h>
 #include <stdlib.h>

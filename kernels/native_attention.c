@@ -1,10 +1,11 @@
-/* Causal paged attention with an online softmax (Milakov and Gimelshein 2018; FlashAttention-2 for the blocking of queries,
-   FlashDecoding for the splits over keys). Included by native.c.
+/* Causal paged attention with an online softmax (Milakov and Gimelshein, 2018), queries in blocks as in FlashAttention-2
+   and keys in splits as in FlashDecoding. Included by native.c.
 
-   A group is (row of the batch, KV head, block of queries); its score rows are the block's tokens times the query heads that
-   share the KV head, so each key is read once for all of them. Keys go in blocks of BLOCK aligned to absolute positions, and
-   blocks in splits of SPLIT. A group with a single block of queries, such as a decode row, gives each split to whichever
-   thread is free; other groups take their splits in turn. Both fold the splits in the same order, so the result is the same. */
+   A group is (row of the batch, KV head, block of queries). Its score rows are the block's tokens times the query heads
+   that share the KV head, so that each key is read once for all of them. Keys go in blocks of BLOCK and splits of SPLIT,
+   both aligned to absolute positions. A group that is the only block of its row, as in decode, gives each split to
+   whichever thread is free; other groups take their splits in turn. Both fold the splits in the same order, so that the
+   results are the same bits. */
 
 enum { BLOCK = 32, SPLIT = 512, SCORE_ROWS = 64 };
 static const float NOTHING = -1e30f; /* a maximum over no key: finite, so that differences are never NaN */
@@ -24,6 +25,26 @@ typedef struct {
     i64 split, splits;               /* the splits that this item computes, */
     float *partial;                  /* where to leave the state of its score rows, or NULL to write the output */
 } Item;
+
+INLINE i64 heads_sharing(const Attention *a) { return a->heads / a->kv_heads; }
+INLINE i64 score_rows(const Attention *a, const Item *it) { return it->tokens * heads_sharing(a); }
+INLINE i64 tile_up(i64 rows) { return (rows + 3) / 4 * 4; } /* score rows are computed four at a time */
+
+/* The first position that a query at `position` sees. */
+INLINE i64 oldest_seen(const Attention *a, i64 position) { return a->window ? MAX(0, position - a->window + 1) : 0; }
+
+/* Where the head of score row r lies in q and in the output. */
+INLINE i64 place_of_row(const Attention *a, const Item *it, i64 r) {
+    i64 shared = heads_sharing(a);
+    return ((it->token + r / shared) * a->heads + it->kv_head * shared + r % shared) * a->dim;
+}
+
+/* Where the key, and the value, of a position lies in the cache. */
+INLINE i64 place_of_key(const Attention *a, const Item *it, i64 position) {
+    const int32_t *pages = a->page_table + a->slots[it->row] * a->table_width;
+    i64 token = pages[position / a->page_size] * a->page_size + position % a->page_size;
+    return (token * a->kv_heads + it->kv_head) * a->dim;
+}
 
 /* The state of `rows` score rows: the maximum and sum of the weights so far, and the weighted sum of values. */
 typedef struct {
@@ -52,20 +73,18 @@ static void fold(State total, State part, i64 rows, i64 width) {
 }
 
 static void finish(const Attention *a, const Item *it, State s, i64 width) {
-    i64 shared = a->heads / a->kv_heads;
-    for (i64 r = 0; r < it->tokens * shared; r++) {
+    for (i64 r = 0; r < score_rows(a, it); r++) {
         float *acc = s.acc + r * width, scale = 1.0f / s.sum[r];
 #pragma omp simd
         for (i64 i = 0; i < a->dim; i++) acc[i] *= scale;
-        i64 head = (it->token + r / shared) * a->heads + it->kv_head * shared + r % shared;
-        store(a->out, head * a->dim, acc, a->dim, a->is_bf16);
+        store(a->out, place_of_row(a, it, r), acc, a->dim, a->is_bf16);
     }
 }
 
 /* --- products --- */
 
-/* The scores of score rows and keys are dot products over registers of 2-byte pairs where the CPU multiplies bfloat16 (exact
-   products, float32 sums), of floats elsewhere. `width` is the head dim rounded up to whole registers, zeros behind. */
+/* A score is a dot product over pairs of bfloat16 where the CPU has that instruction (`pairs`: exact products, float32
+   sums), over floats elsewhere. `width` is the head dim rounded up to STEP, with zeros behind. */
 #ifdef __AVX512BF16__
 #define NATIVE_DOT 1
 #else
@@ -104,7 +123,8 @@ INLINE void dot_tile(const int rows, const int keys, const int pairs, const void
         for (i64 i = 0; i < width; i += LANES)
             UNROLL for (int j = 0; j < keys; j++) {
                 vf key = *(const vf *)((const float *)k[j] + i);
-                UNROLL for (int r = 0; r < rows; r++) acc[r][j] += *(const vf *)((const float *)q + r * width + i) * key;
+                UNROLL for (int r = 0; r < rows; r++)
+                    acc[r][j] += *(const vf *)((const float *)q + r * width + i) * key;
             }
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -112,13 +132,13 @@ INLINE void dot_tile(const int rows, const int keys, const int pairs, const void
 }
 
 /* acc[r][0 .. vectors * LANES) += sum over keys begin .. end - 1 of p[r * BLOCK + j] * values[j] */
-INLINE void value_tile(const int rows, const int vectors, const float *p, const float *const *v, i64 at_, i64 begin, i64 end,
-                       float *acc, i64 width) {
+INLINE void value_tile(const int rows, const int vectors, const float *p, const float *const *v, i64 column, i64 begin,
+                       i64 end, float *acc, i64 width) {
     vf sum[4][4];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = *(vf *)(acc + r * width + i * LANES);
     for (i64 j = begin; j < end; j++) {
-        const vf *value = (const vf *)(v[j] + at_);
+        const vf *value = (const vf *)(v[j] + column);
         UNROLL for (int r = 0; r < rows; r++) {
             vf weight = (vf){0} + p[r * BLOCK + j];
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] += weight * value[i];
@@ -128,7 +148,8 @@ INLINE void value_tile(const int rows, const int vectors, const float *p, const 
         UNROLL for (int i = 0; i < vectors; i++) *(vf *)(acc + r * width + i * LANES) = sum[r][i];
 }
 
-INLINE void scores_of_rows(const int rows, int pairs, const void *q, i64 width, const void *const *k, i64 keys, float *scores) {
+INLINE void scores_of_rows(const int rows, int pairs, const void *q, i64 width, const void *const *k, i64 keys,
+                           float *scores) {
     if (pairs)
         for (i64 j = 0; j < keys; j += 4) dot_tile(rows, 4, 1, q, width, k + j, scores + j);
     else
@@ -151,25 +172,23 @@ typedef struct {
     float *v_copy;
 } Block;
 
-/* Points the block at the keys of positions base + [begin, end). Places before repeat the first key, places up to the next
-   multiple of 4 the last one: they are multiplied too, but weigh nothing, and memory that is not the row's is never read. */
-INLINE i64 place_of(const Attention *a, const Item *it, i64 position) {
-    const int32_t *pages = a->page_table + a->slots[it->row] * a->table_width;
-    i64 token = pages[position / a->page_size] * a->page_size + position % a->page_size;
-    return (token * a->kv_heads + it->kv_head) * a->dim;
+INLINE void prefetch_key(const Attention *a, i64 place) {
+    i64 size = a->is_bf16 ? 2 : 4;
+    for (i64 line = 0; line < a->dim * size; line += 64) {
+        __builtin_prefetch((const char *)a->k_cache + place * size + line);
+        __builtin_prefetch((const char *)a->v_cache + place * size + line);
+    }
 }
 
-static void read_block(const Attention *a, const Item *it, i64 base, i64 begin, i64 end, i64 width, int pairs, Block *b) {
-    i64 dim = a->dim, whole = dim == width, size = a->is_bf16 ? 2 : 4;
+/* Points the block at the keys of positions base + [begin, end), and prefetches the next block. Places before them
+   repeat the first key, places up to the next multiple of 4 the last one: those are multiplied too, but weigh nothing,
+   and memory that is not the row's is never read. */
+static void read_block(const Attention *a, const Item *it, i64 base, i64 begin, i64 end, i64 width, int pairs,
+                       Block *b) {
+    i64 dim = a->dim, whole = dim == width;
     for (i64 j = begin; j < end; j++) {
-        i64 place = place_of(a, it, base + j);
-        if (base + BLOCK + j < it->position + it->tokens) {
-            i64 ahead = place_of(a, it, base + BLOCK + j);
-            for (i64 line = 0; line < dim * size; line += 64) {
-                __builtin_prefetch((const char *)a->k_cache + ahead * size + line);
-                __builtin_prefetch((const char *)a->v_cache + ahead * size + line);
-            }
-        }
+        i64 place = place_of_key(a, it, base + j), ahead = base + BLOCK + j;
+        if (ahead < it->position + it->tokens) prefetch_key(a, place_of_key(a, it, ahead));
         if (whole && pairs == a->is_bf16) {
             b->k[j] = at(a->k_cache, place, a->is_bf16);
         } else if (pairs) {
@@ -199,7 +218,7 @@ INLINE float largest(const float *x) {
     return max;
 }
 
-/* Turns the scores of one row into softmax weights against the running maximum; those outside [begin, end) weigh zero. */
+/* Turns the scores of one row into weights against the running maximum; those outside [begin, end) weigh zero. */
 static void weigh(const Attention *a, float *scores, int begin, int end, State s, i64 row, i64 width) {
     float sum = 0;
     if (a->soft_cap > 0)
@@ -224,9 +243,9 @@ static void weigh(const Attention *a, float *scores, int begin, int end, State s
 }
 
 /* The keys of positions base + [begin, end) for all score rows of an item. */
-static void attend_block(const Attention *a, const Item *it, const void *q, int pairs, i64 base, i64 begin, i64 end, Block *b,
-                         State s, i64 width) {
-    i64 shared = a->heads / a->kv_heads, rows = it->tokens * shared;
+static void attend_block(const Attention *a, const Item *it, const void *q, int pairs, i64 base, i64 begin, i64 end,
+                         Block *b, State s, i64 width) {
+    i64 shared = heads_sharing(a), rows = score_rows(a, it);
     float scores[4 * BLOCK] = {0};
     read_block(a, it, base, begin, end, width, pairs, b);
     for (i64 r = 0; r < rows; r += 4) {
@@ -237,8 +256,9 @@ static void attend_block(const Attention *a, const Item *it, const void *q, int 
         else
             scores_of_rows(4, pairs, qr, width, b->k, end, scores);
         for (i64 i = r; i < MIN(r + 4, rows); i++) {
-            i64 p = it->position + i / shared, oldest = a->window ? MAX(0, p - a->window + 1) : 0;
-            weigh(a, scores + (i - r) * BLOCK, MAX(oldest - base, begin), MIN(p + 1 - base, end), s, i, width);
+            i64 position = it->position + i / shared;
+            i64 from = MAX(oldest_seen(a, position) - base, begin), to = MIN(position + 1 - base, end);
+            weigh(a, scores + (i - r) * BLOCK, from, to, s, i, width);
         }
         if (alone)
             values_of_rows(1, scores, b->v, begin, end, s.acc + r * width, width);
@@ -247,9 +267,10 @@ static void attend_block(const Attention *a, const Item *it, const void *q, int 
     }
 }
 
-static void attend_split(const Attention *a, const Item *it, const void *q, int pairs, i64 split, Block *b, State s, i64 width) {
-    i64 oldest = a->window ? MAX(0, it->position - a->window + 1) : 0;
-    i64 first = MAX(split * SPLIT, oldest), last = MIN((split + 1) * SPLIT, it->position + it->tokens);
+static void attend_split(const Attention *a, const Item *it, const void *q, int pairs, i64 split, Block *b, State s,
+                         i64 width) {
+    i64 first = MAX(split * SPLIT, oldest_seen(a, it->position));
+    i64 last = MIN((split + 1) * SPLIT, it->position + it->tokens);
     for (i64 base = first / BLOCK * BLOCK; base < last; base += BLOCK)
         attend_block(a, it, q, pairs, base, MAX(first - base, 0), MIN(last - base, BLOCK), b, s, width);
 }
@@ -266,23 +287,21 @@ static void attend_items(const void *arg, i64 first, i64 last) {
     const Work *w = arg;
     const Attention *a = w->a;
     int pairs = NATIVE_DOT && a->is_bf16;
-    i64 width = w->width, most = w->most_rows, shared = a->heads / a->kv_heads, state = state_size(most, width);
-    float *memory = aligned_alloc(64, (2 * (state + 16) + (most + 2 * BLOCK) * width) * sizeof(float) / 64 * 64 + 64);
-    float *total_memory = memory, *part_memory = memory + state / 16 * 16 + 16;
-    Block b = {.v_copy = part_memory + state / 16 * 16 + 16};
-    memset(b.v_copy, 0, (2 * BLOCK + most) * width * sizeof(float));
-    b.k_copy = (char *)(b.v_copy + BLOCK * width);
-    char *q = b.k_copy + BLOCK * width * sizeof(float);
+    i64 width = w->width, state = (state_size(w->most_rows, width) + 15) / 16 * 16, block = BLOCK * width;
+    i64 floats = 2 * state + 2 * block + w->most_rows * width;
+    float *total_memory = aligned_alloc(64, (floats + 15) / 16 * 64), *part_memory = total_memory + state;
+    Block b = {.k_copy = (char *)(part_memory + state), .v_copy = part_memory + state + block};
+    char *q = (char *)(b.v_copy + block);
+    memset(b.k_copy, 0, (2 * block + w->most_rows * width) * sizeof(float)); /* zeros behind each head */
 
     for (i64 i = first; i < last; i++) {
         const Item *it = w->items + i;
-        i64 rows = (it->tokens * shared + 3) / 4 * 4;
-        for (i64 r = 0; r < it->tokens * shared; r++) {
-            i64 from = ((it->token + r / shared) * a->heads + it->kv_head * shared + r % shared) * a->dim;
+        i64 rows = tile_up(score_rows(a, it));
+        for (i64 r = 0; r < score_rows(a, it); r++) {
             if (pairs)
-                memcpy(q + r * width * 2, (const bf16 *)a->q + from, a->dim * 2);
+                memcpy(q + r * width * 2, (const bf16 *)a->q + place_of_row(a, it, r), a->dim * 2);
             else
-                load((float *)q + r * width, a->q, from, a->dim, a->is_bf16);
+                load((float *)q + r * width, a->q, place_of_row(a, it, r), a->dim, a->is_bf16);
         }
         State total = state_at(it->partial ? it->partial : total_memory, rows), part = state_at(part_memory, rows);
         clear(total, rows, width);
@@ -293,47 +312,41 @@ static void attend_items(const void *arg, i64 first, i64 last) {
         }
         if (!it->partial) finish(a, it, total, width);
     }
-    free(memory);
+    free(total_memory);
 }
 
-/* Lists the items of all rows, the longest first within a row; `items` NULL only counts. Returns their number. */
-static i64 list_items(const Attention *a, Item *items, float *partials, i64 width, i64 *partial_size, i64 *most_rows) {
-    i64 count = 0, floats = 0, shared = a->heads / a->kv_heads, step = MAX(SCORE_ROWS / shared, 1);
-    *most_rows = 0;
+/* Lists the items of all rows, a row's longest first; with `items` NULL only counts them. Fills in w->most_rows. */
+static i64 list_items(Work *w, Item *items, float *partials, i64 *partial_size) {
+    const Attention *a = w->a;
+    i64 count = 0, floats = 0, step = MAX(SCORE_ROWS / heads_sharing(a), 1);
     for (i64 row = 0; row < a->rows; row++) {
         i64 first = a->q_start[row], tokens = a->q_start[row + 1] - first, blocks = (tokens + step - 1) / step;
         for (i64 index = blocks * a->kv_heads - 1; index >= 0; index--) {
             Item it = {.row = row, .kv_head = index % a->kv_heads, .token = first + index / a->kv_heads * step};
             it.tokens = MIN(step, first + tokens - it.token);
             it.position = a->kv_len[row] - tokens + it.token - first;
-            i64 oldest = a->window ? MAX(0, it.position - a->window + 1) : 0;
-            i64 rows = (it.tokens * shared + 3) / 4 * 4;
-            it.split = oldest / SPLIT;
-            it.splits = (it.position + it.tokens - 1) / SPLIT + 1 - it.split;
-            *most_rows = MAX(*most_rows, rows);
-            if (blocks > 1 || it.splits == 1) {
+            it.split = oldest_seen(a, it.position) / SPLIT;
+            i64 end = (it.position + it.tokens - 1) / SPLIT + 1, rows = tile_up(score_rows(a, &it));
+            int apart = blocks == 1 && end - it.split > 1;
+            it.splits = apart ? 1 : end - it.split;
+            for (; it.split < end; it.split += it.splits, count++) {
                 if (items) items[count] = it;
-                count++;
-                continue;
+                if (!apart) continue;
+                if (items) items[count].partial = partials + floats;
+                floats += state_size(rows, w->width);
             }
-            for (i64 last = it.split + it.splits; it.split < last; it.split++, count++, floats += state_size(rows, width)) {
-                if (!items) continue;
-                items[count] = it;
-                items[count].splits = 1;
-                items[count].partial = partials + floats;
-            }
+            w->most_rows = MAX(w->most_rows, rows);
         }
     }
     *partial_size = floats;
     return count;
 }
 
-/* Folds the partial states of each group that was split, whose items follow one another in the list, and writes them. */
+/* Folds the partial states of each group that was split, whose items follow one another, and writes the output. */
 static void fold_items(const Work *w, i64 count) {
-    i64 shared = w->a->heads / w->a->kv_heads;
     for (i64 i = 0, next; i < count; i = next) {
         const Item *it = w->items + i;
-        i64 rows = (it->tokens * shared + 3) / 4 * 4;
+        i64 rows = tile_up(score_rows(w->a, it));
         State total = state_at(it->partial, rows);
         for (next = i + 1; next < count; next++) {
             const Item *other = w->items + next;
@@ -346,14 +359,15 @@ static void fold_items(const Work *w, i64 count) {
 
 EXPORT void attention(const void *q, const void *k_cache, const void *v_cache, void *out, const int32_t *q_start,
                       const int32_t *kv_len, const int32_t *slots, const int32_t *page_table, i64 rows, i64 table_width,
-                      i64 page_size, i64 heads, i64 kv_heads, i64 dim, i64 window, float scale, float soft_cap, i64 is_bf16) {
+                      i64 page_size, i64 heads, i64 kv_heads, i64 dim, i64 window, float scale, float soft_cap,
+                      i64 is_bf16) {
     Attention a = {q,         k_cache, v_cache,  out, q_start, kv_len, slots,    page_table, rows, table_width,
                    page_size, heads,   kv_heads, dim, window,  scale,  soft_cap, is_bf16};
     Work w = {.a = &a, .width = (dim + STEP - 1) / STEP * STEP};
-    i64 floats, count = list_items(&a, NULL, NULL, w.width, &floats, &w.most_rows);
+    i64 floats, count = list_items(&w, NULL, NULL, &floats);
     float *partials = malloc(floats * sizeof(float));
     Item *items = malloc(count * sizeof(Item));
-    list_items(&a, items, partials, w.width, &floats, &w.most_rows);
+    list_items(&w, items, partials, &floats);
     w.items = items;
     parallel(attend_items, &w, count, 1);
     if (floats) fold_items(&w, count);

@@ -36,8 +36,8 @@ static void norm_rows(const void *arg, i64 begin, i64 end) {
     }
 }
 
-EXPORT void rms_norm(const void *x, void *residual, void *out, const float *weight, const float *post_weight, i64 t, i64 n,
-                     float eps, i64 is_bf16) {
+EXPORT void rms_norm(const void *x, void *residual, void *out, const float *weight, const float *post_weight, i64 t,
+                     i64 n, float eps, i64 is_bf16) {
     Norm a = {x, residual, out, weight, post_weight, n, eps, is_bf16};
     parallel(norm_rows, &a, t, grain_of_rows(n));
 }
@@ -74,14 +74,15 @@ static void rope_tokens(const void *arg, i64 begin, i64 end) {
             else
                 store(a->k_cache, stored + (h - a->heads) * dim, x, dim, a->is_bf16);
         }
-        memcpy((char *)at(a->v_cache, stored, a->is_bf16), at(a->qkv, (t * all + a->heads + a->kv_heads) * dim, a->is_bf16),
-               a->kv_heads * dim * (a->is_bf16 ? 2 : 4));
+        i64 values = (t * all + a->heads + a->kv_heads) * dim, size = a->is_bf16 ? 2 : 4;
+        memcpy((char *)a->v_cache + stored * size, (const char *)a->qkv + values * size, a->kv_heads * dim * size);
     }
 }
 
 EXPORT void rope_and_store(const void *qkv, void *q, void *k_cache, void *v_cache, const float *q_weight,
-                           const float *k_weight, const float *cos_sin, const int32_t *positions, const int32_t *out_loc,
-                           i64 t, i64 heads, i64 kv_heads, i64 dim, i64 rotary, float eps, i64 is_bf16) {
+                           const float *k_weight, const float *cos_sin, const int32_t *positions,
+                           const int32_t *out_loc, i64 t, i64 heads, i64 kv_heads, i64 dim, i64 rotary, float eps,
+                           i64 is_bf16) {
     Rope a = {qkv,     q,     k_cache,  v_cache, q_weight, k_weight, cos_sin, positions,
               out_loc, heads, kv_heads, dim,     rotary,   eps,      is_bf16};
     parallel(rope_tokens, &a, t, grain_of_rows((heads + 2 * kv_heads) * dim));
@@ -99,10 +100,10 @@ static void gated_rows(const void *arg, i64 begin, i64 end) {
     enum { PIECE = 512 };
     float gate[PIECE], up[PIECE];
     for (i64 t = begin; t < end; t++)
-        for (i64 at_ = 0; at_ < a->n; at_ += PIECE) {
-            i64 n = MIN(PIECE, a->n - at_);
-            load(gate, a->gate_up, t * 2 * a->n + at_, n, a->is_bf16);
-            load(up, a->gate_up, (t * 2 + 1) * a->n + at_, n, a->is_bf16);
+        for (i64 piece = 0; piece < a->n; piece += PIECE) {
+            i64 n = MIN(PIECE, a->n - piece);
+            load(gate, a->gate_up, t * 2 * a->n + piece, n, a->is_bf16);
+            load(up, a->gate_up, (t * 2 + 1) * a->n + piece, n, a->is_bf16);
             /* gelu by tanh is x * sigmoid(2 u), silu is x * sigmoid(x) */
             float cubic = a->gelu ? 1.59576912f * 0.044715f : 0.0f, linear = a->gelu ? 1.59576912f : 1.0f;
 #pragma omp simd
@@ -110,7 +111,7 @@ static void gated_rows(const void *arg, i64 begin, i64 end) {
                 float x = gate[i], u = x * (linear + cubic * x * x);
                 gate[i] = x / (1.0f + exp_f(-u)) * up[i];
             }
-            store(a->out, t * a->n + at_, gate, n, a->is_bf16);
+            store(a->out, t * a->n + piece, gate, n, a->is_bf16);
         }
 }
 

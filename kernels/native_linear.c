@@ -1,8 +1,9 @@
 /* y = x W^T + bias for packed weights. Included by native.c.
 
-   W [n, k] is packed into panels of PANEL outputs: panel, then k (in steps of two bfloat16 or one float32), then output. A tile
-   multiplies up to TILE_ROWS rows of x with one panel, all sums in registers; each panel comes from memory once for CHUNK rows,
-   and the next one is prefetched meanwhile, so that few rows run at the speed of the memory and many at that of the multipliers. */
+   W [n, k] is packed into panels of PANEL outputs: panel, then k (in steps of two bfloat16 or one float32), then output.
+   A tile multiplies up to TILE_ROWS rows of x with one panel, all sums in registers. A panel comes from memory once for
+   CHUNK rows while the next one is prefetched, so that few rows run at the speed of the memory and many at that of the
+   multipliers. */
 
 enum { PANEL = 2 * LANES, CHUNK = 8 * TILE_ROWS };
 
@@ -40,7 +41,7 @@ EXPORT void pack_linear(const void *w, void *packed, i64 n, i64 k, i64 is_bf16) 
 
 EXPORT i64 panel_size(void) { return PANEL; }
 
-/* 1 where bfloat16 products have an instruction; 2 added where the CPU has matrix units (AMX), which oneDNN knows to use. */
+/* Bit 0: bfloat16 products have an instruction. Bit 1: the CPU has matrix units (AMX), which oneDNN uses. */
 EXPORT i64 features(void) {
     int found = 0;
 #ifdef __AVX512BF16__
@@ -52,7 +53,9 @@ EXPORT i64 features(void) {
     return found;
 }
 
-static __attribute__((noinline)) void write_tile(const Linear *a, int rows, i64 first, i64 panel, float (*sums)[PANEL]) {
+/* Not inlined, so that the sums of linear_tile stay in registers. */
+static __attribute__((noinline)) void write_tile(const Linear *a, int rows, i64 first, i64 panel,
+                                                 float (*sums)[PANEL]) {
     i64 columns = MIN(PANEL, a->n - panel * PANEL);
     for (int r = 0; r < rows; r++) {
         i64 to = (first + r) * a->n + panel * PANEL;
@@ -125,12 +128,14 @@ static void linear_pieces(const void *arg, i64 begin, i64 end) {
         i64 tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
         for (i64 t = 0; t < tiles; t++) {
             i64 from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            const char *half = at(a->packed, panel * PANEL * a->k + (t < 2 ? 2 + t : 0) * PANEL * a->k / 2, a->is_bf16);
-            linear_rows(to - from, a, start + from, panel, half);
+            i64 half = t < 2 ? 2 + t : 0; /* in half panels: the first two tiles prefetch the next panel */
+            const char *next = at(a->packed, (2 * panel + half) * PANEL * a->k / 2, a->is_bf16);
+            linear_rows(to - from, a, start + from, panel, next);
         }
     }
 }
 
+/* For bfloat16 only where features() says that its products have an instruction. */
 EXPORT void linear(const void *x, const void *packed, const float *bias, void *y, i64 m, i64 n, i64 k, i64 is_bf16) {
     Linear a = {x, packed, bias, y, m, n, k, is_bf16};
     i64 pieces = (n + PANEL - 1) / PANEL * ((m + CHUNK - 1) / CHUNK);

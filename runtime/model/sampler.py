@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from gapless.kernels.ops import Ops
     from gapless.runtime.core.plan import Plan
 
-_NUCLEUS_SIZES = (1024, 8192)  # how many of the best tokens are tried for top_p before the whole vocabulary is sorted
+_NUCLEUS_SIZES = (
+    1024,
+    8192,
+)  # how many of the best tokens are tried for top_p before the whole vocabulary is sorted
 _BLOCK = 512
 _HOTTEST = float(np.finfo(np.float32).max)
 

@@ -125,7 +125,7 @@ def test_attention(ops: NativeOps, case: dict[str, Any]) -> None:
 
 
 def test_attention_of_windows_in_different_splits(ops: NativeOps) -> None:
-    """Two decode rows beside each other whose windows span several splits of the keys, the second beginning further on."""
+    """Two decode rows whose windows span several splits of the keys, the second's further on than the first's."""
     generator = torch.Generator().manual_seed(8)
     batch, pages = step([(1, 600), (1, 2000)], 16, generator)
     cache = poisoned_cache(batch, pages, (1, 64), [0, 1300], generator, torch.float32)

@@ -159,6 +159,6 @@ def test_top_k_cuts_equals_by_index() -> None:
 
 
 def test_top_p_and_top_k_both_look_at_the_whole_distribution() -> None:
-    """top_p does not see top_k's cut: the best token holds 0.4 of everything and 0.57 of the best two, so that 0.5 leaves two."""
+    """top_p does not see top_k's cut: the best token holds 0.4 of all, 0.57 of the best two, so 0.5 leaves two."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (histogram(logits, top_k=2, top_p=0.5) > 0).tolist() == [True, True, False, False]

@@ -46,10 +46,11 @@ class Sender:
     """The PUSH end. Sending never blocks: what the reader has not taken yet waits in this process's memory."""
 
     def __init__(self, context: zmq.Context[Any], directory: Path, channel: tuple[str, Any]) -> None:
+        endpoint = _endpoint(directory, channel[0])
         self._socket = context.socket(zmq.PUSH)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(_endpoint(directory, channel[0]))
+        self._socket.connect(endpoint)
 
     def send(self, message: Any) -> None:
         self._socket.send(_encode(message), zmq.NOBLOCK, copy=True)
@@ -62,11 +63,12 @@ class Receiver(Generic[T]):
     """The PULL end, bound by the one process that reads the channel."""
 
     def __init__(self, context: zmq.Context[Any], directory: Path, channel: tuple[str, Any]) -> None:
+        endpoint = _endpoint(directory, channel[0])
         self._decode = Decoder(channel)
         self.socket = context.socket(zmq.PULL)
         self.socket.set_hwm(0)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(_endpoint(directory, channel[0]))
+        self.socket.bind(endpoint)
 
     def wait(self, timeout_ms: int) -> bool:
         """True when something can be received within the time."""

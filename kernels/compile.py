@@ -26,7 +26,7 @@ _SOURCES = sorted(Path(__file__).parent.glob("native*.c"))
 
 
 class CompileError(Exception):
-    """No compiler was found, or it failed; the message says which."""
+    """The kernels cannot be built or loaded here; the message says why."""
 
 
 def compile_kernels(march: str = "native") -> Path:

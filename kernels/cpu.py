@@ -48,25 +48,24 @@ def native_ops(required: bool) -> NativeOps | None:
 
 
 def load_kernels(path: Path) -> ctypes.CDLL:
-    """Loads the library at `path` and joins it to the OpenMP runtime that torch uses."""
-    library = ctypes.CDLL(str(path))
+    """Loads the library at `path` and joins it to the OpenMP runtime that torch uses; raises CompileError."""
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        # Found in whichever OpenMP runtime libtorch_cpu depends on.
+        gomp_parallel = ctypes.CDLL(str(torch_library)).GOMP_parallel
+    except (OSError, AttributeError) as error:
+        raise CompileError(f"cannot load the compiled kernels beside torch: {error}") from error
     for name, parameters in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = [_TYPES[letter] for letter in parameters]
         function.restype = ctypes.c_int64 if not parameters else None
-    # Looked up through libtorch_cpu, so in whichever runtime that library depends on.
-    torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    try:
-        library.native_init(ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p))
-    except AttributeError as error:
-        raise CompileError(
-            "torch's threads cannot be shared: its OpenMP runtime has no GOMP_parallel"
-        ) from error
+    library.native_init(ctypes.cast(gomp_parallel, ctypes.c_void_p))
     return library
 
 
 class NativeOps:
-    """Implements `kernels.ops.Ops`. A row's result does not depend on the other rows of its step."""
+    """Implements `kernels.ops.Ops` for contiguous tensors. A row's result does not depend on the others of its step."""
 
     name = "native"
 

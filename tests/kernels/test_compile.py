@@ -10,7 +10,7 @@ import torch
 
 from gapless.kernels import cpu_linear
 from gapless.kernels.compile import CompileError, compile_kernels
-from gapless.kernels.cpu import native_ops
+from gapless.kernels.cpu import load_kernels, native_ops
 from gapless.kernels.ops import choose_ops
 from gapless.runtime.core.errors import ConfigError
 
@@ -47,6 +47,13 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("GAPLESS_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(CompileError, match="no such flag"):
         compile_kernels()
+
+
+def test_a_library_that_does_not_load_is_one_clear_error(tmp_path: Path) -> None:
+    """As on a home directory from which nothing may be executed."""
+    (tmp_path / "native.so").write_bytes(b"not a library")
+    with pytest.raises(CompileError, match="cannot load"):
+        load_kernels(tmp_path / "native.so")
 
 
 def test_the_process_has_one_openmp_runtime() -> None:

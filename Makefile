@@ -24,7 +24,7 @@ lint: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 readme: .venv/.installed-test  # puts the generated options table into README.md
 	$(BIN)/gapless options | sed -i -e '/^<!-- options -->$$/,/^<!-- \/options -->$$/{//!d}' -e '/^<!-- options -->$$/r /dev/stdin' README.md

@@ -25,7 +25,6 @@ from gapless.tokenizer_manager.front import Front
 
 _FLUSH_SECONDS = 0.5  # for what has been written to reach the clients
 _KEEP_ALIVE_SECONDS = 120  # longer than routers and clients keep idle connections, so that they close first
-_SECOND_SIGNAL_EXIT = 128 + signal.SIGTERM
 
 
 class HttpServer(uvicorn.Server):
@@ -53,7 +52,10 @@ class HttpServer(uvicorn.Server):
 
 
 def main(spec: ChildSpec) -> int:
-    """Serves until SIGTERM, then finishes what is open; a second SIGTERM cuts that short.
+    """Serves until SIGTERM, then finishes what is open.
+
+    Further SIGTERMs change nothing: a supervisor may send one to every process beside the launcher's own. It is the
+    launcher that cuts a drain short.
 
     Raises ModelLoadError where the tokenizer cannot be loaded. The loop is left open: `run_child` exits at once.
     """
@@ -66,12 +68,12 @@ async def _serve(spec: ChildSpec) -> int:
     receiver: Receiver[ToFront] = Receiver(context, spec.directory, FRONT)
     front = Front(spec.config, Sender(context, spec.directory, SCHEDULER).send)
     receiver.read_on_loop(asyncio.get_running_loop(), front.handle)
-    signals: asyncio.Queue[None] = asyncio.Queue()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signals.put_nowait, None)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = HttpServer(front)
     serving = asyncio.create_task(server.serve([socket.socket(fileno=spec.listen_fd)]))
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, spec.config.model_path))
-    stopping = asyncio.create_task(signals.get())
+    stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
         front.tokenizer = loading.result()
@@ -79,26 +81,21 @@ async def _serve(spec: ChildSpec) -> int:
     if serving.done():
         serving.result()
         raise InternalError("the HTTP server ended by itself")
-    return await _drain(front, server, serving, signals)
+    await _drain(front, server, serving)
+    return 0
 
 
-async def _drain(
-    front: Front, server: HttpServer, serving: asyncio.Task[None], signals: asyncio.Queue[None]
-) -> int:
-    """Refuses new requests, lets open ones finish within the drain timeout, and gives the exit code."""
+async def _drain(front: Front, server: HttpServer, serving: asyncio.Task[None]) -> None:
+    """Refuses new requests and lets open ones finish within the drain timeout."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + front.config.drain_timeout
     front.draining = True
     idle = asyncio.create_task(front.registry.idle.wait())
-    again = asyncio.create_task(signals.get())
-    await asyncio.wait({idle, again}, timeout=front.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
-    if not again.done():
-        # What has not finished in time ends with an error.
-        front.registry.fail_all(UnavailableError("the server is shutting down"))
-        server.should_exit = True
-        rest = max(deadline - loop.time(), _FLUSH_SECONDS)
-        await asyncio.wait({serving, again}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
-    return _SECOND_SIGNAL_EXIT if again.done() else 0
+    await asyncio.wait({idle}, timeout=front.config.drain_timeout)
+    # What has not finished in time ends with an error.
+    front.registry.fail_all(UnavailableError("the server is shutting down"))
+    server.should_exit = True
+    await asyncio.wait({serving}, timeout=max(deadline - loop.time(), _FLUSH_SECONDS))
 
 
 if __name__ == "__main__":

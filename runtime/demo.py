@@ -57,7 +57,9 @@ def demo(config: ServerConfig, max_new_tokens: int) -> int:
         _wait_until_healthy(server, port, started)
         load_seconds = time.monotonic() - started
         print(PROMPT, end="")
-        cold, warm = (_complete(port, PROMPT, ending, max_new_tokens) for ending in ENDINGS)
+        cold = _complete(port, PROMPT, ENDINGS[0], max_new_tokens)
+        print("\nThe same text with another ending:")
+        warm = _complete(port, PROMPT, ENDINGS[1], max_new_tokens)
     print(
         f"\nload {load_seconds:.1f} s, TTFT {cold.ttft:.2f} s cold and {warm.ttft:.2f} s with the prefix cached, "
         f"{(cold.rate + warm.rate) / 2:.1f} tokens/s"

@@ -60,7 +60,7 @@ class Ops(Protocol):
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, post_weight: Tensor | None = None
     ) -> Tensor:
-        """In place residual [T, N] += x, or rms_norm(x, post_weight) where given; returns rms_norm(residual, weight)."""
+        """residual [T, N] += x, or rms_norm(x, post_weight) where given, in place; returns its norm by weight."""
         ...
 
     def rope_and_store(

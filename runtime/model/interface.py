@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from gapless.runtime.model.config import ModelConfig
 
 
-
 class Model(Protocol):
     config: ModelConfig
 

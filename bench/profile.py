@@ -107,9 +107,9 @@ class Profiler:
             plan = scheduler.compose()
             assert plan is not None, "there is work but no step"
             started = time.perf_counter()
-            ids = self.worker.run(plan)
+            late_ids, ids = self.worker.sample_late(plan), self.worker.run(plan)
             device += time.perf_counter() - started
-            scheduler.retire(plan, ids)
+            scheduler.retire(plan, ids, late_ids)
             scheduler.take_output()
         total = time.perf_counter() - begun
         host = total - device

@@ -1,4 +1,7 @@
-"""The device that runs steps, behind a protocol: launches run in order, and each has an event that fires at its end."""
+"""The device behind a protocol: launches run in order, and each has an event that fires at its end.
+
+Three implementations: the CPU thread here, `cuda.py` and `simulated.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,42 +20,108 @@ from gapless.runtime.core.plan import DeviceInfo, Plan
 Ids = NDArray[np.int64]
 
 
+class Launch(Protocol):
+    """A step that was launched. `started` and `ended` (time.perf_counter, seconds) are known once `wait` was True."""
+
+    plan: Plan
+    launched_at: float  # time.monotonic()
+    started: float
+    ended: float
+
+    def wait(self, timeout: float) -> bool:
+        """True once the step has ended, False after `timeout` seconds."""
+        ...
+
+    def ids(self) -> Ids:
+        """[K], what an ended step sampled; raises InternalError if it failed."""
+        ...
+
+    def wait_late(self, timeout: float) -> bool:
+        """True once the step's late samples are there, which is before its forward."""
+        ...
+
+    def late_ids(self) -> Ids:
+        """[L], likewise."""
+        ...
+
+
+class Device(Protocol):
+    def start(self) -> DeviceInfo:
+        """Loads the model and waits for it; raises what loading raised."""
+        ...
+
+    def launch(self, plan: Plan) -> Launch:
+        """Hands the step to the device's stream and returns at once."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the device once what was launched has run."""
+        ...
+
+
 class Worker(Protocol):
-    """What runs on the device's thread. Everything it does, loading included, happens there."""
+    """What runs on the CPU device's thread. Everything it does, loading included, happens there."""
 
     def load(self) -> DeviceInfo:
         """Raises ModelLoadError or ConfigError."""
         ...
 
+    def sample_late(self, plan: Plan) -> Ids:
+        """The first part of a step: setups, page table and late sampling. [L] ids."""
+        ...
+
     def run(self, plan: Plan) -> Ids:
-        """The ids sampled for plan.sample_rows."""
+        """The rest: forward and sampling. [K] ids."""
         ...
 
 
-class Launch:
-    """A step that was launched; its event fires when the ids are there or the step has failed."""
-
+class CPULaunch:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.launched_at = time.monotonic()
-        self._fired = threading.Event()
+        self.started = self.ended = 0.0
+        self._late_fired, self._fired = threading.Event(), threading.Event()
         self._ids: Ids | None = None
+        self._late_ids: Ids | None = None
         self._error: BaseException | None = None
 
     def wait(self, timeout: float) -> bool:
-        """True once the step has ended, False after `timeout` seconds."""
         return self._fired.wait(timeout)
 
     def ids(self) -> Ids:
-        """The sampled ids of an ended step; raises InternalError if it failed."""
+        return self._checked(self._ids)
+
+    def wait_late(self, timeout: float) -> bool:
+        return self._late_fired.wait(timeout)
+
+    def late_ids(self) -> Ids:
+        return self._checked(self._late_ids)
+
+    def run(self, worker: Worker) -> BaseException | None:
+        """On the device's thread; returns what the step raised."""
+        self.started = time.perf_counter()
+        try:
+            self._late_ids = worker.sample_late(self.plan)
+            self._late_fired.set()
+            self._ids = worker.run(self.plan)
+        except BaseException as error:
+            self.fail(error)
+            return error
+        self.ended = time.perf_counter()
+        self._fired.set()
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self.ended = time.perf_counter()
+        self._late_fired.set()
+        self._fired.set()
+
+    def _checked(self, ids: Ids | None) -> Ids:
         if self._error is not None:
             raise InternalError(f"device step {self.plan.step} failed: {self._error}") from self._error
-        assert self._ids is not None
-        return self._ids
-
-    def finish(self, ids: Ids | None, error: BaseException | None) -> None:
-        self._ids, self._error = ids, error
-        self._fired.set()
+        assert ids is not None, "ids were read before their event"
+        return ids
 
 
 class CPUDevice:
@@ -64,14 +133,13 @@ class CPUDevice:
 
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
         self._make_worker = make_worker
-        self._work: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[CPULaunch | None] = queue.SimpleQueue()
         self._loaded = threading.Event()
         self._info: DeviceInfo | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
 
     def start(self) -> DeviceInfo:
-        """Loads the model and waits for it; raises what loading raised."""
         self._thread.start()
         self._loaded.wait()
         if isinstance(self._error, GaplessError):
@@ -81,32 +149,27 @@ class CPUDevice:
         assert self._info is not None
         return self._info
 
-    def launch(self, plan: Plan) -> Launch:
-        launch = Launch(plan)
+    def launch(self, plan: Plan) -> CPULaunch:
+        launch = CPULaunch(plan)
         self._work.put(launch)
         return launch
 
     def stop(self) -> None:
-        """Ends the thread once what was launched has run."""
         self._work.put(None)
         self._thread.join()
 
     def _main(self) -> None:
-        worker: Any = None
         try:
             worker = self._make_worker()
             self._info = worker.load()
         except BaseException as error:
             self._error = error
-        self._loaded.set()
-        if self._error is not None:
             return
+        finally:
+            self._loaded.set()
         failure: BaseException | None = None
         while (launch := self._work.get()) is not None:
-            ids = None
-            if failure is None:  # a failed step is fatal: nothing runs on its ruins
-                try:
-                    ids = worker.run(launch.plan)
-                except BaseException as error:
-                    failure = error
-            launch.finish(ids, failure)
+            if failure is None:
+                failure = launch.run(worker)
+            else:  # a failed step is fatal: nothing runs on its ruins
+                launch.fail(failure)

@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError
 from gapless.runtime.core.model_path import resolve_model_path
-from gapless.runtime.core.plan import DeviceInfo, Plan
+from gapless.runtime.core.plan import DeviceInfo, Plan, Sampling
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from gapless.kernels.ops import Ops
 
+Ids = NDArray[np.int64]
+_NO_IDS: Ids = np.empty(0, np.int64)
 log = logging.getLogger("gapless.worker")
 CPU_POOL_TOKENS = 131_072  # a laptop's memory is for more than KV; --max-total-tokens asks for more
 
@@ -61,6 +64,7 @@ class TorchWorker:
         columns = -(-context // config.page_size)
         self._table = torch.zeros((config.max_running_requests + 1, columns), dtype=torch.int32)
         self._future = torch.zeros(config.max_running_requests + 1, dtype=torch.int64)
+        self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling
         visible = (
             "a CUDA device is visible but not supported yet"
             if torch.cuda.is_available()
@@ -78,15 +82,28 @@ class TorchWorker:
             architecture=model_config.architecture,
         )
 
-    def run(self, plan: Plan) -> NDArray[np.int64]:
+    def sample_late(self, plan: Plan) -> Ids:
+        import torch
+
+        from gapless.runtime.model.sampler import allow_only, sample
+
+        at = torch.from_numpy
+        if plan.table.size:
+            self._table[at(plan.table[0]), at(plan.table[1])] = at(plan.table[2])
+        if not plan.late.slots.size:
+            return _NO_IDS
+        logits = torch.stack([self._kept.pop(slot) for slot in plan.late.slots.tolist()])
+        return self._finish(sample(allow_only(logits, at(plan.late_masks)), plan.late, self._ops), plan.late)
+
+    def run(self, plan: Plan) -> Ids:
         import torch
 
         from gapless.kernels.ops import StepBatch
-        from gapless.runtime.model.sampler import SamplingBatch, sample
+        from gapless.runtime.model.sampler import sample
 
+        if not plan.slots.size:
+            return _NO_IDS
         at = torch.from_numpy
-        if plan.table_slots.size:
-            self._table[at(plan.table_slots), at(plan.table_columns)] = at(plan.table_pages)
         ids = at(plan.ids).to(torch.int64)
         if plan.ids.min() < 0:
             ids = torch.where(ids < 0, self._future[(-ids).clamp_(min=0)], ids)
@@ -102,16 +119,24 @@ class TorchWorker:
             max_q_len=plan.max_q_len,
         )
         hidden = self._model.forward(ids, self._cache, batch)
+        last = plan.q_start[1:] - 1
+        if plan.held_rows.size:
+            kept = self._model.logits(hidden[at(last[plan.held_rows])])
+            self._kept.update(zip(plan.slots[plan.held_rows].tolist(), kept, strict=True))
         if not plan.sample_rows.size:
-            return np.empty(0, np.int64)
-        last = plan.q_start[1:][plan.sample_rows] - 1
-        if last.size < hidden.shape[0]:
-            hidden = hidden[at(last)]
-        logits = self._model.logits(hidden)
-        sampled = sample(logits, SamplingBatch.from_plan(plan), self._ops)
-        self._future[at(plan.slots[plan.sample_rows])] = sampled
-        ids_out: NDArray[np.int64] = sampled.numpy()
-        return ids_out
+            return _NO_IDS
+        wanted = last[plan.sample_rows]
+        if wanted.size < hidden.shape[0]:
+            hidden = hidden[at(wanted)]
+        return self._finish(sample(self._model.logits(hidden), plan.sampling, self._ops), plan.sampling)
+
+    def _finish(self, sampled: Tensor, sampling: Sampling) -> Ids:
+        """Scatters what was sampled into the future-token table."""
+        import torch
+
+        self._future[torch.from_numpy(sampling.slots)] = sampled
+        ids: Ids = sampled.numpy()
+        return ids
 
     def _pool_pages(self, context: int, dtype: torch.dtype) -> int:
         """How many pages the KV pool gets: as asked, else a share of the memory that is free now."""

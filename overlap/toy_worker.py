@@ -36,5 +36,8 @@ class ToyWorker:
             architecture="toy",
         )
 
+    def sample_late(self, plan: Plan) -> NDArray[np.int64]:
+        return self.model.sample_late(plan)
+
     def run(self, plan: Plan) -> NDArray[np.int64]:
         return self.model.run(plan)

@@ -50,6 +50,8 @@ class ServerConfig:
     )
     disable_radix_cache: bool = option(False, "do not reuse prefixes")
     disable_overlap_schedule: bool = option(False, "wait for each step before preparing the next")
+    num_scheduler_steps: int = option(1, "device steps launched from one composition of the batch", low=1)
+    trace: str = option("", "file to write a Chrome trace of the loop and the device to")
     stream_interval: int = option(1, "least number of new tokens between two events of a stream", low=1)
     incremental_streaming_output: bool = option(
         False, "stream deltas; default: cumulative text, as SGLang does"

@@ -50,6 +50,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     sampling_seed: int | None = None
 
     @property
+    def adjusts_logits(self) -> bool:
+        """Whether the sampler changes this request's logits before it picks from them."""
+        return False
+
+    @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 

@@ -9,18 +9,16 @@ row's result does not depend on its neighbours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from gapless.kernels.ops import Ops
-    from gapless.runtime.core.plan import Plan
+    from gapless.runtime.core.plan import Sampling
 
 _NUCLEUS_SIZES = (
     1024,
@@ -30,23 +28,7 @@ _BLOCK = 512
 _HOTTEST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True)
-class SamplingBatch:
-    """How each of R rows is sampled; all arrays are [R]."""
-
-    all_greedy: bool
-    temperature: NDArray[np.float32]  # 0 is greedy
-    top_k: NDArray[np.int32]  # below 1 is off
-    top_p: NDArray[np.float32]  # 1 is off
-    min_p: NDArray[np.float32]  # 0 is off
-    uniform: NDArray[np.float64]  # in [0, 1)
-
-    @classmethod
-    def from_plan(cls, plan: Plan) -> SamplingBatch:
-        return cls(plan.all_greedy, plan.temperature, plan.top_k, plan.top_p, plan.min_p, plan.uniform)
-
-
-def sample(logits: Tensor, batch: SamplingBatch, ops: Ops) -> Tensor:
+def sample(logits: Tensor, batch: Sampling, ops: Ops) -> Tensor:
     """The token ids, int64 [R], for logits [R, V] of bfloat16 or float32; a greedy row takes the first of equals."""
     tokens = ops.argmax(logits)
     if not batch.all_greedy:
@@ -60,6 +42,13 @@ def sample(logits: Tensor, batch: SamplingBatch, ops: Ops) -> Tensor:
                 float(batch.uniform[row]),
             )
     return tokens
+
+
+def allow_only(logits: Tensor, masks: Tensor) -> Tensor:
+    """logits [R, V] with minus infinity where bit v % 32 of word v // 32 of masks, int32 [R, words], is not set."""
+    bits = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    return logits.masked_fill(~allowed, float("-inf"))
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:

@@ -8,7 +8,7 @@ history's entries, read back through the page table. So its output is a pure fun
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapless.runtime.core.errors import ConfigError
-from gapless.runtime.core.plan import Plan
+from gapless.runtime.core.plan import I32, Plan
 from gapless.runtime.core.random import mix
 
 U64 = NDArray[np.uint64]
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,32 @@ class ToyModel:
         self._pool: U64 = np.zeros((pages + 1) * page_size, np.uint64)
         self._table = np.full((slots + 1, pages_per_request), -1, np.int32)
         self._future = np.full(slots + 1, -1, np.int64)
+        self._kept = np.zeros((slots + 1, 1), np.uint64)  # histories that wait for late sampling
         self._script = _read_script(knobs.script)
         self.forwards = 0
 
-    def run(self, plan: Plan) -> NDArray[np.int64]:
-        """The sampled ids, one for each of plan.sample_rows."""
+    def sample_late(self, plan: Plan) -> Ids:
+        """Applies the plan's page-table changes; then ids for plan.late, from the histories that were kept."""
         knobs = self.knobs
         if knobs.late_reads and knobs.delay_ms:
             time.sleep(knobs.delay_ms / 1000)
-        self._table[plan.table_slots, plan.table_columns] = plan.table_pages
+        self._table[plan.table[0], plan.table[1]] = plan.table[2]
+        rows = zip(plan.late.slots.tolist(), plan.late.output_index.tolist(), plan.late_masks, strict=True)
+        sampled = [_allowed(self._choose(self._kept[slot], index), mask) for slot, index, mask in rows]
+        self._future[plan.late.slots] = sampled
+        return np.array(sampled, np.int64)
+
+    def run(self, plan: Plan) -> Ids:
+        """The sampled ids, one for each of plan.sample_rows."""
+        knobs = self.knobs
         ids = np.where(plan.ids < 0, self._future[-np.minimum(plan.ids, 0)], plan.ids)
         assert (ids >= 0).all(), "a future token was read before it was sampled"
         self._pool[plan.out_loc] = _entry(ids, plan.positions)
-        steps = zip(plan.sample_rows.tolist(), plan.output_index.tolist(), strict=True)
-        sampled = np.array([self._next(plan, row, index) for row, index in steps], np.int64)
-        self._future[plan.slots[plan.sample_rows]] = sampled
+        for row in plan.held_rows.tolist():
+            self._kept[plan.slots[row]] = self._history(plan, row)
+        rows = zip(plan.sample_rows.tolist(), plan.sampling.output_index.tolist(), strict=True)
+        sampled = np.array([self._choose(self._history(plan, row), index) for row, index in rows], np.int64)
+        self._future[plan.sampling.slots] = sampled
         if knobs.delay_ms and not knobs.late_reads:
             time.sleep(knobs.delay_ms / 1000)
         self.forwards += 1
@@ -85,22 +97,32 @@ class ToyModel:
             raise RuntimeError(f"the toy model was told to fail at step {self.forwards}")
         return sampled
 
-    def _next(self, plan: Plan, row: int, output_index: int) -> int:
+    def _history(self, plan: Plan, row: int) -> U64:
+        """What stands for the row's logits: the sum of its entries, read through the page table. [1]"""
         length = int(plan.kv_len[row])
         pages = self._table[plan.slots[row], : -(-length // self._page_size)].astype(np.int64)
         assert (pages > 0).all(), "the page table was read where nothing was written"
         places = (pages[:, None] * self._page_size + np.arange(self._page_size)).ravel()[:length]
-        history = self._pool[places].sum(dtype=np.uint64, keepdims=True)
+        history: U64 = self._pool[places].sum(dtype=np.uint64, keepdims=True)
+        return history
+
+    def _choose(self, history: U64, output_index: int) -> int:
         return _choose(self.knobs, self._script, history, output_index)
 
 
-def toy_output(knobs: ToyKnobs, prompt: Sequence[int], count: int) -> list[int]:
-    """The first `count` ids that the toy model emits after `prompt`, EOS not heeded: the closed form for tests."""
+def toy_output(
+    knobs: ToyKnobs, prompt: Sequence[int], count: int, mask_after: Callable[[list[int]], I32] | None = None
+) -> list[int]:
+    """The first `count` ids that the toy model emits after `prompt`, EOS not heeded: the closed form for tests.
+
+    `mask_after(output so far)` gives the mask for the next id, where the output is constrained.
+    """
     script = _read_script(knobs.script)
     history = _entry(np.asarray(prompt, np.int64), np.arange(len(prompt))).sum(dtype=np.uint64, keepdims=True)
     output: list[int] = []
     for index in range(count):
-        output.append(_choose(knobs, script, history, index))
+        choice = _choose(knobs, script, history, index)
+        output.append(choice if mask_after is None else _allowed(choice, mask_after(output)))
         history = history + _entry(np.array([output[-1]]), np.array([len(prompt) + index]))
     return output
 
@@ -113,6 +135,12 @@ def _choose(knobs: ToyKnobs, script: list[int], history: U64, output_index: int)
     choice = int(mix(history ^ np.uint64(knobs.seed))[0] % np.uint64(knobs.vocab_size))
     never_eos = knobs.eos_at and choice == knobs.eos
     return (choice + 1) % knobs.vocab_size if never_eos else choice
+
+
+def _allowed(choice: int, mask: I32) -> int:
+    """The first id at or after `choice` that the mask allows, going round."""
+    bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little").nonzero()[0]
+    return int(bits[np.searchsorted(bits, choice) % len(bits)])
 
 
 def _entry(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:

@@ -11,8 +11,8 @@ from gapless.runtime.core.plan import I32
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import Rows
 
-Update = tuple[I32, I32, I32]  # slots, columns, pages
 _NO_SLOTS: I32 = np.empty(0, np.int32)
+_NO_UPDATES: I32 = np.empty((3, 0), np.int32)
 
 
 class Batch:
@@ -21,7 +21,7 @@ class Batch:
         self.cache = cache
         self.running: I32 = _NO_SLOTS  # slots that hold pages, by arrival of their requests
         self._requests: list[Request | None] = [None] * (slots + 1)
-        self._updates: list[Update] = []
+        self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
         self.launched_step = 0
         self._retired_step = 0
         # Pages that a launched step may still read, with the number of the last such step.
@@ -64,7 +64,7 @@ class Batch:
         return True
 
     def _open(self, request: Request, cached_tokens: int) -> None:
-        slot = self.rows.open(request.submit, request.max_output)
+        slot = self.rows.open(request.submit, request.max_output, constrained=request.grammar is not None)
         self.rows.arrival[slot] = request.arrival
         self._requests[slot] = request
         request.slot, request.generation = slot, int(self.rows.generation[slot])
@@ -74,18 +74,15 @@ class Batch:
         """Gives each of `slots` one more page."""
         rows = self.rows
         pages, columns = self.cache.take(len(slots)), rows.allocated[slots]
-        rows.page_table[slots, columns] = pages
         rows.allocated[slots] += 1
-        self._updates.append((slots, columns, pages))
+        self._update(slots, columns, pages)
 
-    def take_updates(self) -> Update:
-        """Changes of the page table since the last call, in order."""
+    def take_updates(self) -> I32:
+        """Changes of the page table since the last call, in order: [3, U], slots, columns and pages."""
         updates, self._updates = self._updates, []
         if len(updates) == 1:
             return updates[0]
-        if not updates:
-            return _NO_SLOTS, _NO_SLOTS, _NO_SLOTS
-        return tuple(np.concatenate(part) for part in zip(*updates, strict=True))  # type: ignore[return-value]
+        return np.concatenate(updates, axis=1) if updates else _NO_UPDATES
 
     def publish(self, slot: int) -> None:
         """Puts the row's computed whole pages into the tree, so that others can match them while it runs.
@@ -105,8 +102,7 @@ class Batch:
         request.tree_pages = count
         columns = np.flatnonzero(own != kept).astype(np.int32)
         if columns.size:
-            rows.page_table[slot, columns] = kept[columns]
-            self._updates.append((np.full(columns.size, slot, np.int32), columns, kept[columns]))
+            self._update(np.full(columns.size, slot, np.int32), columns, kept[columns])
             self._deferred.append((self.launched_step, own[columns]))
             self.retired(self._retired_step)
 
@@ -120,6 +116,7 @@ class Batch:
             self.cache.unlock(request.locked)
             self.cache.give_back(rows.page_table[slot, request.tree_pages : rows.allocated[slot]])
             request.locked, request.tree_pages, rows.allocated[slot] = None, 0, 0
+            rows.kept[slot] = False
             self.running = self.running[self.running != slot]
         if rows.ending[slot]:
             self._requests[slot] = None
@@ -142,6 +139,9 @@ class Batch:
     def _append_pages(self, slot: int, pages: I32) -> None:
         start = int(self.rows.allocated[slot])
         columns = np.arange(start, start + len(pages), dtype=np.int32)
-        self.rows.page_table[slot, columns] = pages
         self.rows.allocated[slot] += len(pages)
-        self._updates.append((np.full(len(pages), slot, np.int32), columns, pages))
+        self._update(np.full(len(pages), slot, np.int32), columns, pages)
+
+    def _update(self, slots: I32, columns: I32, pages: I32) -> None:
+        self.rows.page_table[slots, columns] = pages
+        self._updates.append(np.stack([slots, columns, pages]))

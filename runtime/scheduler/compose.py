@@ -8,10 +8,11 @@ import numpy as np
 
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.plan import I32
+from gapless.runtime.core.plan import I32, SlotSetup
 from gapless.runtime.policies.base import ORDERS
 from gapless.runtime.scheduler.admission import Reserve
 from gapless.runtime.scheduler.batch import Batch
+from gapless.runtime.scheduler.plan_builder import NO_MASKS, NONE, Composition
 from gapless.runtime.scheduler.request import Request
 
 Chunk = tuple[int, int]  # slot, number of tokens
@@ -25,6 +26,8 @@ class Composer:
             deque()
         )  # by arrival; they keep their slots and come before the waiting
         self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
+        self.failed: list[tuple[Request, Exception]] = []  # whose grammar raised, since the last look
+        self._setups: list[SlotSetup] = []
         self._reserve = Reserve()
         self._order = ORDERS[config.schedule_policy]
         self._step_tokens = config.max_num_batched_tokens
@@ -34,25 +37,55 @@ class Composer:
     def cache(self) -> PrefixCache:
         return self.batch.cache
 
-    def compose(self) -> tuple[I32, list[Chunk]]:
-        """The slots that decode one token each, and the prompt chunks. Pages for all of them are allocated."""
-        decode = self._decode()
+    def compose(self) -> Composition:
+        """The next step, whose pages are all allocated; nothing in it when there is nothing to do."""
+        late, masks = self._sample_late() if self.batch.rows.constrained.any() else (NONE, NO_MASKS)
+        decode = self._decode(constrained=True)
         budget = self._step_tokens - len(decode)
         chunks = self._continue_prefills(budget)
         budget -= sum(count for _, count in chunks)
         chunks += self._admit(budget)
         self._reserve.stepped()
-        return decode, chunks
+        setups, self._setups = tuple(self._setups), []
+        return Composition(decode, chunks, late, masks, setups)
 
-    def _decode(self) -> I32:
-        """Rows past their prompt that may sample one more token, oldest first."""
+    def compose_more(self) -> Composition:
+        """A further step of the same composition: nobody is admitted, and constrained rows sit out."""
+        decode = self._decode(constrained=False)
+        return Composition(decode, self._continue_prefills(self._step_tokens - len(decode)))
+
+    def _sample_late(self) -> tuple[I32, I32]:
+        """Constrained rows whose logits wait and whose tokens are all decided, and their masks."""
         rows, running = self.batch.rows, self.batch.running
-        ready = rows.launched_len[running] >= rows.target_len[running]
-        ready &= rows.launched_out[running] < rows.max_output[running]
-        ready &= ~(rows.ending[running] | rows.preempted[running])
-        slots = running[ready]
-        full = rows.launched_len[slots] >= rows.allocated[slots] * self.cache.page_size
-        needy = slots[full]
+        due = rows.kept[running] & (rows.launched_out[running] == rows.output_len[running])
+        due &= ~(rows.ending[running] | rows.preempted[running])
+        slots, masks = [], []
+        for slot in running[due].tolist():
+            request = self.batch.request(slot)
+            assert request.grammar is not None
+            try:
+                masks.append(request.grammar.mask())
+                slots.append(slot)
+            except Exception as error:  # its own fault ends its own request
+                self.failed.append((request, error))
+        if not slots:
+            return NONE, NO_MASKS
+        late = np.array(slots, np.int32)
+        rows.kept[late] = False
+        rows.launched_out[late] += 1
+        rows.in_flight[late] += 1
+        return late, np.stack(masks)
+
+    def _decode(self, *, constrained: bool) -> I32:
+        """Rows past their prompt that may sample one more token, oldest first, and that have a page for it."""
+        rows, running = self.batch.rows, self.batch.running
+        out = rows.ending[running] | rows.preempted[running] | rows.kept[running]
+        out |= rows.launched_len[running] < rows.target_len[running]
+        out |= rows.launched_out[running] >= rows.max_output[running]
+        if not constrained:
+            out |= rows.constrained[running]
+        slots = running[~out]
+        needy = slots[rows.launched_len[slots] >= rows.allocated[slots] * self.cache.page_size]
         if not needy.size:
             return slots
         served = needy[: self.cache.available]
@@ -60,8 +93,8 @@ class Composer:
         if served.size == needy.size:
             return slots
         self._preempt_newest()
-        unserved = needy[served.size :]
-        return slots[~np.isin(slots, unserved)]
+        without = np.concatenate([needy[served.size :], running[rows.preempted[running]]])
+        return slots[~np.isin(slots, without)]
 
     def _preempt_newest(self) -> None:
         """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""
@@ -74,12 +107,9 @@ class Composer:
         rows.preempted[slot] = True
         request.preemptions += 1
         self._reserve.preempted()
-        self._enqueue_preempted(request)
-        self.batch.settle(slot)
-
-    def _enqueue_preempted(self, request: Request) -> None:
         place = sum(other.arrival < request.arrival for other in self.preempted)
         self.preempted.insert(place, request)
+        self.batch.settle(slot)
 
     def _continue_prefills(self, budget: int) -> list[Chunk]:
         """The next chunks of prompts that have begun, oldest first."""
@@ -127,7 +157,10 @@ class Composer:
         if resumed:
             batch.rows.preempted[request.slot] = False
             self.preempted.remove(request)
-        else:
-            del self.waiting[request.submit.uid]
-            self.started.append(request)
+            return True
+        del self.waiting[request.submit.uid]
+        self.started.append(request)
+        if batch.rows.adjusted[request.slot]:
+            submit = request.submit
+            self._setups.append(SlotSetup(request.slot, request.prompt, submit.stop_ids, submit.params))
         return True

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gapless.radix_cache.tree import Node
 from gapless.runtime.core.messages import Submit, int32s
+from gapless.runtime.scheduler.grammar import Grammar
 
 
 @dataclass(eq=False)
@@ -19,6 +20,7 @@ class Request:
     slot: int = 0  # 0 while it waits for the first time; a preempted one keeps its slot
     generation: int = 0  # of the slot
     cached_tokens: int = 0  # of the prompt, at its first start
+    grammar: Grammar | None = None
     locked: Node | None = None  # the end of its path in the tree, while it holds pages
     tree_pages: int = 0  # its leading pages that the tree owns
     preemptions: int = 0

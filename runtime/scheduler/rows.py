@@ -6,11 +6,15 @@ Lengths, each with one meaning:
     launched_len   positions computed or in flight
     allocated      pages owned; covers launched_len
     output_len     output tokens decided; the newest of them has no KV yet
+    known_len      prompt_len + output_len, the tokens that have ids
     launched_out   output tokens decided or in flight
     target_len     tokens known when the row was last admitted: it prefills until launched_len reaches it
 
 A row prefills while launched_len < target_len and decodes after that; then its next input is token
 launched_len = prompt_len + launched_out - 1, which is in flight where launched_out > output_len.
+
+A constrained row (one with a grammar) keeps its logits on the device after its forward; when all its tokens are decided
+and its mask is there, a later step samples from them.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class Rows:
         self.launched_len = np.zeros(rows, np.int32)
         self.allocated = np.zeros(rows, np.int32)
         self.output_len = np.zeros(rows, np.int32)
+        self.known_len = np.zeros(rows, np.int32)
         self.launched_out = np.zeros(rows, np.int32)
         self.target_len = np.zeros(rows, np.int32)
         self.max_output = np.zeros(rows, np.int32)
@@ -41,11 +46,14 @@ class Rows:
         )  # finished or aborted: sits out, released when nothing is in flight
         self.preempted = np.zeros(rows, bool)  # sits out; gives its pages back when nothing is in flight
         self.arrival = np.zeros(rows, np.int64)  # order of coming of the slot's request
+        self.constrained = np.zeros(rows, bool)
+        self.kept = np.zeros(rows, bool)  # constrained, and its logits wait to be sampled from
+        self.adjusted = np.zeros(
+            rows, bool
+        )  # the sampler changes its logits: penalties, bias, min_new_tokens
         self.stop_ids = np.full((rows, 4), -1, np.int32)
-        self.temperature = np.zeros(rows, np.float32)
+        self.sampling = np.zeros((3, rows), np.float32)  # temperature (0: greedy), top_p, min_p
         self.top_k = np.zeros(rows, np.int32)
-        self.top_p = np.zeros(rows, np.float32)
-        self.min_p = np.zeros(rows, np.float32)
         self.seed = np.zeros(rows, np.int64)
         self._free = list(range(slots, 0, -1))
 
@@ -53,18 +61,19 @@ class Rows:
     def free_slots(self) -> int:
         return len(self._free)
 
-    def open(self, request: Submit, max_output: int) -> int:
+    def open(self, request: Submit, max_output: int, *, constrained: bool) -> int:
         """Gives the request a slot and fills its row; its lengths are zero."""
         slot = self._free.pop()
         ids, params = int32s(request.input_ids), request.params
         self.tokens[slot, : len(ids)] = ids
-        self.prompt_len[slot] = len(ids)
+        self.prompt_len[slot] = self.known_len[slot] = len(ids)
         self.max_output[slot] = max_output
         self.output_len[slot] = self.launched_out[slot] = 0
-        self.ending[slot] = self.preempted[slot] = False
+        self.ending[slot] = self.preempted[slot] = self.kept[slot] = False
+        self.constrained[slot], self.adjusted[slot] = constrained, params.adjusts_logits
         self._set_stop_ids(slot, request.stop_ids)
-        self.temperature[slot] = 0.0 if params.greedy else params.temperature
-        self.top_k[slot], self.top_p[slot], self.min_p[slot] = params.top_k, params.top_p, params.min_p
+        self.sampling[:, slot] = 0.0 if params.greedy else params.temperature, params.top_p, params.min_p
+        self.top_k[slot] = params.top_k
         self.seed[slot] = request.seed
         return slot
 
@@ -76,7 +85,18 @@ class Rows:
 
     def known(self, slot: int) -> I32:
         """The row's decided tokens: prompt and output."""
-        return self.tokens[slot, : self.prompt_len[slot] + self.output_len[slot]]
+        return self.tokens[slot, : self.known_len[slot]]
+
+    def append(self, slots: I32, ids: I32) -> None:
+        """Each of `slots` gains one decided token."""
+        self.tokens[slots, self.known_len[slots]] = ids
+        self.known_len[slots] += 1
+        self.output_len[slots] += 1
+
+    def truncate(self, slot: int, output_len: int) -> None:
+        """Takes back the decided tokens after the first `output_len`."""
+        self.output_len[slot] = min(int(self.output_len[slot]), output_len)
+        self.known_len[slot] = self.prompt_len[slot] + self.output_len[slot]
 
     def cacheable_len(self, slot: int) -> int:
         """Positions whose KV is written and whose tokens are part of the request's final text."""

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gapless.overlap.device import Ids
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import CapacityError, RequestError
+from gapless.runtime.core.errors import InternalError, RequestError
 from gapless.runtime.core.messages import (
     Abort,
     Closed,
@@ -24,26 +25,32 @@ from gapless.runtime.core.messages import (
 from gapless.runtime.core.plan import I32, DeviceInfo, Plan
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.compose import Composer
-from gapless.runtime.scheduler.plan_builder import build_plan
+from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
+from gapless.runtime.scheduler.plan_builder import Composition, build_plan
 from gapless.runtime.scheduler.request import Request
 
 log = logging.getLogger("gapless.scheduler")
+NO_COLUMNS: I32 = np.empty((4, 0), np.int32)
 
 
 class Scheduler:
-    """Call `handle` for each message, `compose` and launch what it gives, `retire` each launch in order, and send
-    `take_output` whenever it is not None."""
+    """Call `handle` for each message, `compose` and launch the plans it gives, `retire` each in order (and `take_late`
+    as early as its late samples are there), and send what `take_output` gives."""
 
-    def __init__(self, config: ServerConfig, info: DeviceInfo) -> None:
+    def __init__(
+        self, config: ServerConfig, info: DeviceInfo, make_grammar: MakeGrammar = unconstrained
+    ) -> None:
         cache = PrefixCache(info.pages, config.page_size, enabled=not config.disable_radix_cache)
         self.batch = Batch(config.max_running_requests, info.context_length, cache)
         self.composer = Composer(config, self.batch)
         self.context_length = info.context_length
         self.pool_tokens = info.pages * config.page_size
+        self._make_grammar = make_grammar
         self._by_uid: dict[int, Request] = {}
         self._arrivals = 0
+        self._late_step = 0  # the last step whose late samples were taken in
         self._closed: list[Closed] = []
-        self._columns: tuple[I32, I32, I32, I32] | None = None  # slots, generations, ids, finish
+        self._columns: list[tuple[I32, I32, I32, I32]] = []  # slots, generations, ids, finish
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -73,35 +80,49 @@ class Scheduler:
 
     def compose(self) -> Plan | None:
         """The next step, or None when there is nothing to launch."""
-        decode, chunks = self.composer.compose()
-        if not decode.size and not chunks:
-            return None
-        return build_plan(self.batch, decode, chunks)
+        return self._build(self.composer.compose())
 
-    def retire(self, plan: Plan, ids: np.ndarray) -> None:
-        """Takes in the sampled `ids` of a step that the device has finished; steps retire in launch order."""
+    def compose_more(self) -> Plan | None:
+        """A further step of the same composition, for multi-step scheduling."""
+        return self._build(self.composer.compose_more())
+
+    def take_late(self, plan: Plan, ids: Ids) -> None:
+        """Takes in what a step sampled late, once; before the step itself has retired, if possible."""
+        if plan.step <= self._late_step:
+            return
+        self._late_step = plan.step
+        if len(ids):
+            self._decide(plan.late.slots, plan.late_generations, ids)
+
+    def retire(self, plan: Plan, ids: Ids, late_ids: Ids) -> None:
+        """Takes in the ids of a step that the device has finished; steps retire in launch order."""
         rows, batch = self.batch.rows, self.batch
+        self.take_late(plan, late_ids)
         live = rows.generation[plan.slots] == plan.generations
         slots = plan.slots[live]
         rows.in_flight[slots] -= 1
+        rows.in_flight[plan.late.slots[rows.generation[plan.late.slots] == plan.late_generations]] -= 1
         rows.computed_len[slots] = plan.kv_len[live]
-        self._decide(plan, live, ids)
+        self._decide(plan.sampling.slots, plan.generations[plan.sample_rows], ids)
         batch.retired(plan.step)
         prefilled = slots[(rows.computed_len[slots] <= rows.target_len[slots]) & ~rows.ending[slots]]
         for slot in prefilled.tolist():
             batch.publish(slot)
             self._end_without_output(slot)
-        leaving = rows.ending[slots] | rows.preempted[slots]
-        for slot in slots[leaving].tolist():
+        touched = slots if not plan.late.slots.size else np.concatenate([slots, plan.late.slots])
+        for slot in touched[rows.ending[touched] | rows.preempted[touched]].tolist():
             batch.settle(slot)
 
     def take_output(self) -> StepOutput | None:
         """What the detokenizer must hear since the last call."""
         started, self.composer.started = self.composer.started, []
-        if self._columns is None and not started and not self._closed:
+        parts, self._columns = self._columns, []
+        if not parts and not started and not self._closed:
             return None
-        empty = np.empty(0, np.int32)
-        slots, generations, ids, finish = self._columns or (empty, empty, empty, empty)
+        if len(parts) == 1:
+            slots, generations, ids, finish = parts[0]
+        else:
+            slots, generations, ids, finish = np.concatenate([NO_COLUMNS, *parts], axis=1)
         output = StepOutput(
             opened=[self._opened(request) for request in started],
             slots=column(slots, "<i4"),
@@ -110,7 +131,7 @@ class Scheduler:
             finish=column(finish, "u1"),
             closed=self._closed,
         )
-        self._columns, self._closed = None, []
+        self._closed = []
         return output
 
     def check_idle(self) -> None:
@@ -124,14 +145,15 @@ class Scheduler:
             log.error("dropped a second request with uid %d", message.uid)
             return
         if not 1 <= prompt <= self.max_prompt_tokens:
-            error: RequestError | CapacityError = RequestError(
+            error = RequestError(
                 f"a prompt has 1 to {self.max_prompt_tokens} tokens here, this one has {prompt}"
             )
             self._closed.append(Closed(message.uid, Finish.FAILED, error.message, error.code, prompt))
             return
         room = min(self.context_length - prompt, self.pool_tokens - prompt + 1)
         self._arrivals += 1
-        request = Request(message, self._arrivals, min(message.params.max_new_tokens, room))
+        max_output = min(message.params.max_new_tokens, room)
+        request = Request(message, self._arrivals, max_output, grammar=self._make_grammar(message))
         self._by_uid[message.uid] = request
         self.composer.waiting[message.uid] = request
 
@@ -145,13 +167,13 @@ class Scheduler:
         rows, slot = self.batch.rows, message.slot
         if rows.generation[slot] != message.generation or rows.ending[slot]:
             return
-        rows.output_len[slot] = min(int(rows.output_len[slot]), message.output_len)
+        rows.truncate(slot, message.output_len)
         self._end(slot)
 
-    def _close(self, request: Request, finish: Finish) -> None:
+    def _close(self, request: Request, finish: Finish, message: str = "") -> None:
         """Ends a request without a new id."""
-        uid = request.submit.uid
-        self._closed.append(Closed(uid, finish, prompt_tokens=len(request.prompt)))
+        uid, code = request.submit.uid, InternalError.code if finish == Finish.FAILED else ""
+        self._closed.append(Closed(uid, finish, message, code, len(request.prompt)))
         if request.slot:
             self._end(request.slot)
         else:
@@ -173,23 +195,44 @@ class Scheduler:
         if rows.max_output[slot] == 0 and rows.computed_len[slot] >= rows.prompt_len[slot]:
             self._close(self.batch.request(slot), Finish.LENGTH)
 
-    def _decide(self, plan: Plan, live: np.ndarray, ids: np.ndarray) -> None:
-        """Appends the sampled ids to their rows and finds those that end with them."""
+    def _build(self, what: Composition) -> Plan | None:
+        failed, self.composer.failed = self.composer.failed, []
+        for request, error in failed:
+            self._fail(request, error)
+        return None if what.is_empty else build_plan(self.batch, what)
+
+    def _decide(self, slots: I32, generations: I32, ids: Ids) -> None:
+        """Appends sampled ids to their rows and finds those that end with them."""
         rows = self.batch.rows
-        wanted = live[plan.sample_rows] & ~rows.ending[plan.slots[plan.sample_rows]]
-        slots = plan.slots[plan.sample_rows[wanted]]
+        wanted = (rows.generation[slots] == generations) & ~rows.ending[slots]
+        if not wanted.all():
+            slots, generations, ids = slots[wanted], generations[wanted], ids[wanted]
         if not slots.size:
             return
-        new = ids[wanted].astype(np.int32)
-        rows.tokens[slots, rows.prompt_len[slots] + rows.output_len[slots]] = new
-        rows.output_len[slots] += 1
+        new = ids.astype(np.int32)
+        rows.append(slots, new)
         stopped = (rows.stop_ids[slots] == new[:, None]).any(axis=1)
         full = rows.output_len[slots] >= rows.max_output[slots]
         finish = np.where(stopped, Finish.STOP_TOKEN, np.where(full, Finish.LENGTH, Finish.NONE))
-        assert self._columns is None, "a step's output was not taken"
-        self._columns = (slots, rows.generation[slots], new, finish)
+        self._columns.append((slots, generations, new, finish))
+        if rows.constrained[slots].any():
+            self._accept(slots[(finish == 0) & rows.constrained[slots]])
         for slot in slots[finish > 0].tolist():
             self._end(slot)
+
+    def _accept(self, slots: I32) -> None:
+        """Tells grammars of their newest token."""
+        for slot in slots.tolist():
+            request = self.batch.request(slot)
+            assert request.grammar is not None
+            try:
+                request.grammar.accept(int(self.batch.rows.known(slot)[-1]))
+            except Exception as error:  # its own fault ends its own request
+                self._fail(request, error)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        log.warning("request %d failed: %r", request.submit.uid, error)
+        self._close(request, Finish.FAILED, f"the grammar failed: {error}")
 
     def _opened(self, request: Request) -> Opened:
         params = request.submit.params

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gapless.kernels.reference import ReferenceOps
-from gapless.runtime.model.sampler import SamplingBatch, sample
+from gapless.runtime.core.plan import Sampling
+from gapless.runtime.model.sampler import sample
 
 OPS = ReferenceOps()
 GRID = (np.arange(1000) + 0.5) / 1000
@@ -19,11 +20,13 @@ GRID = (np.arange(1000) + 0.5) / 1000
 
 def batch(
     uniform: Any, temperature: Any = 1.0, top_k: Any = -1, top_p: Any = 1.0, min_p: Any = 0.0
-) -> SamplingBatch:
+) -> Sampling:
     """One row for each uniform number; the other fields are one value or one a row."""
     numbers = np.asarray(uniform, np.float64)
     full = lambda value, dtype: np.broadcast_to(np.asarray(value, dtype), numbers.shape)  # noqa: E731
-    return SamplingBatch(
+    return Sampling(
+        slots=np.arange(1, len(numbers) + 1, dtype=np.int32),
+        output_index=np.zeros(len(numbers), np.int32),
         all_greedy=not np.any(temperature),
         temperature=full(temperature, np.float32),
         top_k=full(top_k, np.int32),
@@ -114,16 +117,16 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         min_p=np.where(np.arange(16) % 7 == 0, 0.02, 0),
     )
     tokens = sample(logits, together, OPS)
+
+    def rows(chosen: slice) -> Sampling:
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return batch(together.uniform[chosen], **{name: getattr(together, name)[chosen] for name in names})
+
     for i in range(16):
-        alone = SamplingBatch(
-            False,
-            *(getattr(together, f)[i : i + 1] for f in ("temperature", "top_k", "top_p", "min_p", "uniform")),
-        )
-        assert sample(logits[i : i + 1], alone, OPS).item() == tokens[i]
-    reversed_batch = SamplingBatch(
-        False, *(getattr(together, f)[::-1] for f in ("temperature", "top_k", "top_p", "min_p", "uniform"))
-    )
-    assert sample(logits.flip(0), reversed_batch, OPS).flip(0).tolist() == tokens.tolist()
+        row = slice(i, i + 1)
+        assert sample(logits[row], rows(row), OPS).item() == tokens[i]
+    backwards = rows(slice(None, None, -1))
+    assert sample(logits.flip(0), backwards, OPS).flip(0).tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def configs(draw):
         model_path="toy",
         page_size=page_size,
         disable_overlap_schedule=draw(st.booleans()),
+        num_scheduler_steps=draw(st.sampled_from([1, 1, 4])),
         disable_radix_cache=draw(st.booleans()),
         chunked_prefill_size=draw(st.sampled_from([1, 3, 16, 64])),
         max_num_batched_tokens=draw(st.sampled_from([8, 32, 256])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from gapless.runtime.core.messages import Abort, Finish, StepOutput, Stop, Submi
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model.toy import ToyKnobs, toy_output
+from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
 from gapless.runtime.scheduler.scheduler import Scheduler
 
 
@@ -30,16 +32,42 @@ class Seen:
     forwards: int = 0  # launched rows, decode or chunk
 
 
+class ToyLaunch:
+    """A step that runs when it is asked to, in its two parts."""
+
+    def __init__(self, worker: Worker, plan: Plan) -> None:
+        self.worker, self.plan = worker, plan
+        self.ids: np.ndarray | None = None
+        self.late_ids: np.ndarray | None = None
+
+    def sample_late(self) -> None:
+        if self.late_ids is None:
+            self.late_ids = self.worker.sample_late(self.plan)
+
+    def run(self) -> None:
+        self.sample_late()
+        if self.ids is None:
+            self.ids = self.worker.run(self.plan)
+
+
 class Runner:
     """`late` runs each plan as late as the loop allows, so that whatever was changed after the launch would show."""
 
-    def __init__(self, config: ServerConfig, *, late: bool = True, worker: Worker | None = None) -> None:
-        self.lag = 0 if config.disable_overlap_schedule else 1
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        late: bool = True,
+        worker: Worker | None = None,
+        make_grammar: MakeGrammar = unconstrained,
+    ) -> None:
+        self.lag, self.steps = 0 if config.disable_overlap_schedule else 1, config.num_scheduler_steps
         self.knobs = ToyKnobs.parse(config.toy)
         self.worker = worker or ToyWorker(config)
-        self.scheduler = Scheduler(config, self.worker.load())
+        self.scheduler = Scheduler(config, self.worker.load(), make_grammar)
         self.late = late
-        self.flying: deque[tuple[Plan, np.ndarray | None]] = deque()
+        self.flying: deque[ToyLaunch] = deque()
+        self.late_ready: Callable[[], bool] = lambda: True
         self.seen: dict[int, Seen] = {}
         self.plans: list[Plan] = []
         self.preemptions: dict[int, int] = {}  # by uid
@@ -62,17 +90,32 @@ class Runner:
 
     def turn(self) -> bool:
         """One pass of the loop; False when it did nothing."""
-        plan = self.scheduler.compose()
-        if plan is not None:
+        self.take_late()
+        plan, launched = self.scheduler.compose(), 0
+        while plan is not None and launched < self.steps:
             self.plans.append(plan)
             self._count_forwards(plan)
-            self.flying.append((plan, None if self.late else self.worker.run(plan)))
-        retired = bool(self.flying) and (plan is None or len(self.flying) > self.lag)
-        if retired:
-            oldest, ids = self.flying.popleft()
-            self.scheduler.retire(oldest, self.worker.run(oldest) if ids is None else ids)
+            self.flying.append(ToyLaunch(self.worker, plan))
+            if not self.late:
+                self.flying[-1].run()
+            launched += 1
+            plan = self.scheduler.compose_more() if launched < self.steps else None
+        keep = self.lag * self.steps if launched else max(len(self.flying) - 1, 0)
+        retired = len(self.flying) > keep
+        while len(self.flying) > keep:
+            launch = self.flying.popleft()
+            launch.run()
+            self.scheduler.retire(launch.plan, launch.ids, launch.late_ids)
+            self.collect()
         self.collect()
-        return retired or plan is not None
+        return retired or launched > 0
+
+    def take_late(self) -> None:
+        """Late samples of the oldest step in flight, if the device has come so far."""
+        if self.flying and (not self.late or self.late_ready()):
+            self.flying[0].sample_late()
+            self.scheduler.take_late(self.flying[0].plan, self.flying[0].late_ids)
+            self.collect()
 
     def finish(self, limit: int = 20_000) -> None:
         """Turns until all is done; then the accounting must be exact."""

@@ -1,0 +1,29 @@
+"""What constrains a request's output: a state that gives a mask for the next token and moves on with each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gapless.runtime.core.messages import Submit
+from gapless.runtime.core.plan import I32
+
+
+class Grammar(Protocol):
+    """Either method may raise; that ends its request alone."""
+
+    def mask(self) -> I32:
+        """[words of 32 ids]: bit v % 32 of word v // 32 is set where id v may come next. At least one is."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The next token was decided."""
+        ...
+
+
+MakeGrammar = Callable[[Submit], Grammar | None]
+
+
+def unconstrained(_: Submit) -> Grammar | None:
+    """For a server without structured output."""
+    return None

@@ -1,0 +1,141 @@
+"""The loop that keeps the device busy.
+
+One loop with two numbers. `lag` 0 looks at the results of a composition before the next one; lag 1 launches the next
+composition first, so that the device works while the CPU does. `steps` k launches k steps from each composition
+(multi-step scheduling, vLLM 0.6): an arrival waits for at most (lag + 1) k steps, and the host composes once in k.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from gapless.overlap.device import Device, Launch
+from gapless.runtime.core.errors import InternalError
+from gapless.runtime.core.messages import Heartbeat, ToDetokenizer, ToScheduler
+from gapless.runtime.core.plan import Plan
+from gapless.runtime.core.trace import Recorder
+from gapless.runtime.scheduler.scheduler import Scheduler
+
+HEARTBEAT_S = 0.25
+LATE_WAIT_S = 0.005  # for late samples of a step that is about to begin; the device is busy meanwhile
+
+
+class Inbox(Protocol):
+    def wait(self, timeout_ms: int) -> bool: ...
+    def drain(self) -> list[ToScheduler]: ...
+
+
+class Outbox(Protocol):
+    def send(self, message: ToDetokenizer) -> None: ...
+
+
+class Loop:
+    """Ties a scheduler to its device and its two channels."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        inbox: Inbox,
+        outbox: Outbox,
+        *,
+        lag: int,
+        steps: int,
+        watchdog_s: float,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._device, self._inbox, self._outbox = device, inbox, outbox
+        self._lag, self._steps, self._watchdog_s = lag, steps, watchdog_s
+        self._recorder = recorder
+        self._flying: deque[Launch] = deque()
+        self._last_beat = 0.0
+        self._launches = 0
+        self._now = time.perf_counter()
+
+    def run(self) -> None:
+        """Never returns; raises InternalError when the device failed."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """One pass: receive, compose and launch, retire, send."""
+        if not self._flying and self.scheduler.is_idle:
+            self._inbox.wait(int(HEARTBEAT_S * 1000))
+            self._mark("idle")
+        self.scheduler.handle(self._inbox.drain())
+        self._mark("receive")
+        self._take_late()
+        launched = self._launch_steps()
+        keep = self._lag * self._steps if launched else 0
+        while len(self._flying) > keep:
+            self._retire(self._flying.popleft())
+            self._send()
+            if not launched:
+                break  # nothing more to launch until this is decided; perhaps there is now
+        self._send()
+        self._beat()
+
+    def _launch_steps(self) -> int:
+        """Composes, and launches each plan as soon as it is there."""
+        before = self._launches
+        for plan in self._plans():
+            self._mark("plan")
+            self._flying.append(self._device.launch(plan))
+            self._launches += 1
+            self._mark("launch")
+        return self._launches - before
+
+    def _plans(self) -> Iterator[Plan]:
+        plan = self.scheduler.compose()
+        for _ in range(self._steps - 1):
+            if plan is None:
+                return
+            yield plan
+            plan = self.scheduler.compose_more()
+        if plan is not None:
+            yield plan
+
+    def _take_late(self) -> None:
+        """Late samples of the steps in flight, so that their rows' next masks can be made."""
+        for launch in self._flying:
+            if launch.plan.late.slots.size and launch.wait_late(LATE_WAIT_S):
+                self.scheduler.take_late(launch.plan, launch.late_ids())
+                self._mark("late")
+
+    def _retire(self, launch: Launch) -> None:
+        while not launch.wait(HEARTBEAT_S):
+            age = time.monotonic() - launch.launched_at
+            if age > self._watchdog_s:
+                raise InternalError(
+                    f"device step {launch.plan.step} has hung for {age:.0f} s (--watchdog-timeout)"
+                )
+            self._beat(age)
+        self._mark("wait")
+        self.scheduler.retire(launch.plan, launch.ids(), launch.late_ids())
+        self._mark("retire")
+        if self._recorder is not None:
+            self._recorder.step(launch.plan.step, launch.started, launch.ended)
+
+    def _send(self) -> None:
+        output = self.scheduler.take_output()
+        if output is not None:
+            self._outbox.send(output)
+            self._mark("send")
+
+    def _beat(self, launch_age: float = 0.0) -> None:
+        now = time.monotonic()
+        if now - self._last_beat < HEARTBEAT_S:
+            return
+        self._last_beat = now
+        running, waiting, used = self.scheduler.counts
+        self._outbox.send(Heartbeat(now, launch_age, running, waiting, used, self._launches))
+
+    def _mark(self, phase: str) -> None:
+        """The time since the last mark belongs to `phase`."""
+        if self._recorder is not None:
+            before, self._now = self._now, time.perf_counter()
+            self._recorder.phase(phase, before, self._now)

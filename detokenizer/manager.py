@@ -144,7 +144,7 @@ class _Request:
             text += self.text.flush()
         if self.matcher is None:
             return text, None
-        shown = self.matcher.push(text)
+        shown = self.matcher.push(text, too_early=self.output_len <= self.opened.min_new_tokens)
         if isinstance(shown, Match):
             return shown.text + (shown.stop if self.opened.no_stop_trim else ""), shown.stop
         return shown + (self.matcher.flush() if last else ""), None

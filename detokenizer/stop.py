@@ -77,15 +77,20 @@ class StopMatcher:
         self._node = 0
         self._held = ""  # as long as the depth of `_node`
 
-    def push(self, text: str) -> str | Match:
-        """What of the text so far can be shown now, or the match. Nothing may be pushed after a match."""
+    def push(self, text: str, *, too_early: bool = False) -> str | Match:
+        """What of the text so far can be shown now, or the match. Nothing may be pushed after a match.
+
+        A stop string that is completed in a text that comes `too_early` is none; one that only begins there is.
+        """
         machine, node = self._automaton, self._node
         step, found = machine.step, machine.found
         pending = self._held + text
         for position, char in enumerate(text, len(self._held) + 1):
             node = step(node, char)
-            if (stop := found[node]) is not None:
+            if (stop := found[node]) is not None and not too_early:
                 return Match(pending[: position - len(stop)], stop)
+        while node and not machine.children[node]:  # all of a stop that came too early: nothing can follow it
+            node = machine.fail[node]
         self._node = node
         shown = len(pending) - machine.depth[node]
         self._held = pending[shown:]

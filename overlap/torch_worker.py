@@ -44,6 +44,7 @@ class TorchWorker:
         import torch
 
         from gapless.kernels.ops import choose_ops
+        from gapless.runtime.model.adjust import Adjustments
         from gapless.runtime.model.loader import load_model
 
         torch.set_num_threads(config.cpu_threads or len(os.sched_getaffinity(0)))
@@ -64,6 +65,7 @@ class TorchWorker:
         columns = -(-context // config.page_size)
         self._table = torch.zeros((config.max_running_requests + 1, columns), dtype=torch.int32)
         self._future = torch.zeros(config.max_running_requests + 1, dtype=torch.int64)
+        self._adjustments = Adjustments(model_config.vocab_size, device)
         self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling
         visible = (
             "a CUDA device is visible but not supported yet"
@@ -88,12 +90,15 @@ class TorchWorker:
         from gapless.runtime.model.sampler import allow_only, sample
 
         at = torch.from_numpy
+        for setup in plan.setups:
+            self._adjustments.open(setup)
         if plan.table.size:
             self._table[at(plan.table[0]), at(plan.table[1])] = at(plan.table[2])
         if not plan.late.slots.size:
             return _NO_IDS
         logits = torch.stack([self._kept.pop(slot) for slot in plan.late.slots.tolist()])
-        return self._finish(sample(allow_only(logits, at(plan.late_masks)), plan.late, self._ops), plan.late)
+        allowed = allow_only(logits, at(plan.late_masks))
+        return self._finish(sample(allowed, plan.late, self._ops, self._adjustments), plan.late)
 
     def run(self, plan: Plan) -> Ids:
         import torch
@@ -128,7 +133,8 @@ class TorchWorker:
         wanted = last[plan.sample_rows]
         if wanted.size < hidden.shape[0]:
             hidden = hidden[at(wanted)]
-        return self._finish(sample(self._model.logits(hidden), plan.sampling, self._ops), plan.sampling)
+        logits = self._model.logits(hidden)
+        return self._finish(sample(logits, plan.sampling, self._ops, self._adjustments), plan.sampling)
 
     def _finish(self, sampled: Tensor, sampling: Sampling) -> Ids:
         """Scatters what was sampled into the future-token table."""

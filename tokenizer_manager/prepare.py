@@ -23,6 +23,8 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
     params = prompt.params
     for i, token_id in enumerate(params.stop_token_ids):
         _check_id(token_id, f"{prompt.params_field}.stop_token_ids[{i}]", ready.vocab_size)
+    for token_id in params.logit_bias:
+        _check_id(token_id, f"{prompt.params_field}.logit_bias[{token_id}]", ready.vocab_size)
     ids = prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text)
     assert ids is not None
     _check_prompt(ids, prompt.field, ready)

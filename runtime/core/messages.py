@@ -72,6 +72,7 @@ class Opened(_Message):
     stop: tuple[str, ...]
     skip_special_tokens: bool
     no_stop_trim: bool
+    min_new_tokens: int = 0
 
 
 class Closed(_Message):

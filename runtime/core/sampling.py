@@ -16,17 +16,13 @@ from gapless.runtime.core.errors import RequestError
 
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024  # of all stop strings together: the automaton that finds them has a node a character
+MAX_BIASES = 1024
 GREEDY_BELOW = 1e-6
 
 # Known to SGLang's and vLLM's clients and not served yet. A value other than the neutral ones given here is refused:
 # a parameter that is accepted and ignored would be a wrong answer.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "min_new_tokens": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -38,10 +34,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request is sampled and where it stops; make it with `parse`, which checks every field."""
 
     max_new_tokens: int = 128
+    min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -52,7 +53,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def adjusts_logits(self) -> bool:
         """Whether the sampler changes this request's logits before it picks from them."""
-        return False
+        additive = self.frequency_penalty or self.presence_penalty or self.logit_bias
+        return bool(additive or self.min_new_tokens or self.repetition_penalty != 1)
 
     @property
     def greedy(self) -> bool:
@@ -73,7 +75,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             for f in msgspec.structs.fields(cls)
             if f.name in given
         }
-        return cls(**values)
+        params = cls(**values)
+        if params.min_new_tokens > params.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens must be at most max_new_tokens, which is {params.max_new_tokens}, "
+                f"got {params.min_new_tokens}",
+                param=f"{prefix}.min_new_tokens",
+            )
+        return params
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -98,7 +107,7 @@ def _check(name: str, value: Any, prefix: str) -> Any:
         return float(value)
 
     match name:
-        case "max_new_tokens":
+        case "max_new_tokens" | "min_new_tokens":
             return integer(0, 2**31 - 1, "an integer from 0 to 2147483647")
         case "temperature":
             return number(0, sys.float_info.max, "a finite number, at least 0")
@@ -109,6 +118,12 @@ def _check(name: str, value: Any, prefix: str) -> Any:
         case "top_k":
             off = type(value) is int and value == -1
             return -1 if off else integer(1, 2**31 - 1, "-1 (off) or an integer of at least 1")
+        case "frequency_penalty" | "presence_penalty":
+            return number(-2, 2, "a number from -2 to 2")
+        case "repetition_penalty":
+            return number(0, 2, "a number above 0 and at most 2", above_low=True)
+        case "logit_bias":
+            return _biases(value, refuse)
         case "sampling_seed":
             return integer(-(2**63), 2**63 - 1, "a 64-bit integer")
         case "stop":
@@ -124,6 +139,22 @@ def _check(name: str, value: Any, prefix: str) -> Any:
             if type(value) is not bool:
                 raise refuse("true or false")
             return value
+
+
+def _biases(value: Any, refuse: Any) -> dict[int, float]:
+    """JSON knows only strings as keys; Python's callers give integers."""
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise refuse(f"an object of at most {MAX_BIASES} token ids with their biases")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 11 else key
+        known = type(token) is int and 0 <= token < 2**31 and str(token) == str(key)
+        if not known or token in biases:
+            raise refuse(f"keyed by token ids, each once, which {reprlib.repr(key)} is not")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise refuse(f"made of numbers from -100 to 100, which that of {token} is not")
+        biases[token] = float(bias)
+    return biases
 
 
 def _stops(value: Any, refuse: Any) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 The filters are those of SGLang's PyTorch sampler: all three look at softmax(logits / temperature), in descending order
 with the lower id first among equals. A token is kept if fewer than `top_k` come before it, if those before it have at
 most `top_p` of the mass, and if its own mass is at least `min_p` of the largest. The draw inverts the distribution
-function of what is kept. Rows are drawn one by one, by operations whose shapes do not depend on the batch, so a
-row's result does not depend on its neighbours.
+function of what is kept. Rows whose logits are adjusted or that are drawn are taken one by one, by operations whose
+shapes do not depend on the batch, so a row's result does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from gapless.kernels.ops import Ops
     from gapless.runtime.core.plan import Sampling
+    from gapless.runtime.model.adjust import Adjustments
 
 _NUCLEUS_SIZES = (
     1024,
@@ -28,27 +29,43 @@ _BLOCK = 512
 _HOTTEST = float(np.finfo(np.float32).max)
 
 
-def sample(logits: Tensor, batch: Sampling, ops: Ops) -> Tensor:
-    """The token ids, int64 [R], for logits [R, V] of bfloat16 or float32; a greedy row takes the first of equals."""
+def sample(logits: Tensor, batch: Sampling, ops: Ops, adjustments: Adjustments) -> Tensor:
+    """The token ids, int64 [R], for logits [R, V] of bfloat16 or float32; a greedy row takes the first of equals.
+
+    The tokens of adjusted rows are counted in `adjustments`.
+    """
     tokens = ops.argmax(logits)
-    if not batch.all_greedy:
-        for row in np.flatnonzero(batch.temperature):
-            tokens[row] = _draw(
-                logits[row],
-                min(float(batch.temperature[row]), _HOTTEST),
-                int(batch.top_k[row]),
-                float(batch.top_p[row]),
-                float(batch.min_p[row]),
-                float(batch.uniform[row]),
-            )
+    adjusted = frozenset(batch.adjusted)
+    drawn = () if batch.all_greedy else np.flatnonzero(batch.temperature).tolist()
+    for row in sorted(adjusted.union(drawn)):
+        scores, slot = logits[row], int(batch.slots[row])
+        if row in adjusted:
+            scores = adjustments.apply(slot, scores, int(batch.output_index[row]))
+        if batch.temperature[row]:
+            tokens[row] = _draw_row(scores, batch, row)
+        else:
+            tokens[row : row + 1] = ops.argmax(scores[None])
+        if row in adjusted:
+            adjustments.count(slot, tokens[row : row + 1])
     return tokens
 
 
 def allow_only(logits: Tensor, masks: Tensor) -> Tensor:
     """logits [R, V] with minus infinity where bit v % 32 of word v // 32 of masks, int32 [R, words], is not set."""
-    bits = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+    bits = (masks.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=masks.device)) & 1
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
     return logits.masked_fill(~allowed, float("-inf"))
+
+
+def _draw_row(logits: Tensor, batch: Sampling, row: int) -> int:
+    return _draw(
+        logits,
+        min(float(batch.temperature[row]), _HOTTEST),
+        int(batch.top_k[row]),
+        float(batch.top_p[row]),
+        float(batch.min_p[row]),
+        float(batch.uniform[row]),
+    )
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.errors import RequestError
-from gapless.runtime.core.sampling import MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from gapless.runtime.core.sampling import MAX_BIASES, MAX_STOP_CHARS, MAX_STOPS, SamplingParams
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -37,6 +37,13 @@ def test_defaults_are_sglangs() -> None:
         ("top_k", -1, -1),
         ("top_k", 1, 1),
         ("min_p", 1, 1.0),
+        ("min_new_tokens", 128, 128),
+        *((name, v, float(v)) for name in ("frequency_penalty", "presence_penalty") for v in (-2, 0, 2)),
+        ("repetition_penalty", 2, 2.0),
+        ("repetition_penalty", 5e-324, 5e-324),
+        ("logit_bias", {}, {}),
+        ("logit_bias", {"0": -100, 5: 100, "2147483647": 0.5}, {0: -100.0, 5: 100.0, 2147483647: 0.5}),
+        ("logit_bias", dict.fromkeys(range(MAX_BIASES), 1.0), dict.fromkeys(range(MAX_BIASES), 1.0)),
         ("stop", "END", ("END",)),
         ("stop", [], ()),
         ("stop", ["x"] * MAX_STOPS, ("x",) * MAX_STOPS),
@@ -60,6 +67,21 @@ def test_values_that_are_taken(name: str, value: Any, want: Any) -> None:
         *(("top_p", v) for v in (0, 1.1, -0.5, math.nan, "1", [0.5])),
         *(("top_k", v) for v in (0, -2, 1.5, True, 2**31)),
         *(("min_p", v) for v in (-0.1, 1.1, math.nan, False)),
+        *(("min_new_tokens", v) for v in (-1, 129, "5", 2**63, 1.0, True)),
+        *(
+            (name, v)
+            for name in ("frequency_penalty", "presence_penalty")
+            for v in (-2.001, 2.001, math.nan, math.inf, "1", True, [0])
+        ),
+        *(("repetition_penalty", v) for v in (0, -0.0, -1, 2.001, math.nan, math.inf, "1", True, {})),
+        *(("logit_bias", v) for v in (5, "5", [[5, 1]], True, dict.fromkeys(range(MAX_BIASES + 1), 1))),
+        *(
+            ("logit_bias", {key: 1})
+            for key in ("", "x", "05", "+5", "-1", " 5", "5.0", "\u0665", "²", "1" * 5000, None, True, 5.0)
+        ),
+        *(("logit_bias", {key: 1}) for key in (-1, 2**31)),
+        *(("logit_bias", {"5": v}) for v in (-100.5, 101, math.nan, math.inf, 10**400, "1", True, None, [])),
+        ("logit_bias", {"5": 1, 5: 1}),
         *(("sampling_seed", v) for v in (2**63, 1.5, "1", True)),
         *(("stop", v) for v in (5, [5], "", ["a", ""], {"a": 1}, ["x"] * (MAX_STOPS + 1))),
         *(("stop", v) for v in ("x" * (MAX_STOP_CHARS + 1), ["x" * 513] * 2, ["x"] * 1_000_000)),
@@ -81,17 +103,36 @@ def test_values_that_are_refused(name: str, value: Any) -> None:
     assert len(caught.value.message) < 200
 
 
+def test_min_new_tokens_is_at_most_max_new_tokens() -> None:
+    assert SamplingParams.parse({"min_new_tokens": 300, "max_new_tokens": 300}).min_new_tokens == 300
+    with pytest.raises(RequestError, match="at most max_new_tokens, which is 3, got 4") as caught:
+        SamplingParams.parse({"min_new_tokens": 4, "max_new_tokens": 3})
+    assert caught.value.param == "sampling_params.min_new_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "adjusts"),
+    [
+        ({"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "stop": "x"}, False),
+        ({"min_new_tokens": 0, "frequency_penalty": 0, "presence_penalty": -0.0}, False),
+        ({"repetition_penalty": 1, "logit_bias": {}}, False),
+        ({"min_new_tokens": 1}, True),
+        ({"frequency_penalty": -0.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"repetition_penalty": 0.9}, True),
+        ({"logit_bias": {"5": 0}}, True),
+    ],
+)
+def test_which_requests_adjust_their_logits(fields: dict[str, Any], adjusts: bool) -> None:
+    assert SamplingParams.parse(fields).adjusts_logits is adjusts
+
+
 @pytest.mark.parametrize(
     ("name", "value", "neutral"),
     [
         ("n", 2, 1),
         ("n", True, 1),
         ("n", 10**9, 1),
-        ("min_new_tokens", 1, 0),
-        ("frequency_penalty", 0.5, 0.0),
-        ("presence_penalty", math.nan, 0),
-        ("repetition_penalty", 1.1, 1.0),
-        ("logit_bias", {"5": 1}, {}),
         ("regex", "[", None),
         ("json_schema", "{}", None),
     ],
@@ -118,6 +159,11 @@ def test_any_json_is_parsed_or_refused(fields: dict[str, Any]) -> None:
     assert 0 < params.top_p <= 1
     assert params.top_k == -1 or params.top_k >= 1
     assert 0 <= params.min_p <= 1
+    assert 0 <= params.min_new_tokens <= params.max_new_tokens
+    assert -2 <= params.frequency_penalty <= 2
+    assert -2 <= params.presence_penalty <= 2
+    assert 0 < params.repetition_penalty <= 2
+    assert all(-100 <= bias <= 100 for bias in params.logit_bias.values())
     assert SamplingParams.parse({name: getattr(params, name) for name in FIELDS}) == params
 
 

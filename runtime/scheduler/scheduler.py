@@ -245,4 +245,5 @@ class Scheduler:
             stop=params.stop,
             skip_special_tokens=params.skip_special_tokens,
             no_stop_trim=params.no_stop_trim,
+            min_new_tokens=params.min_new_tokens,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,30 +14,56 @@ from gapless.runtime.core.sampling import SamplingParams
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
-_WORDS = {"i4": 1, "f4": 1, "f8": 2}
+_INTS, _FLOATS, _DOUBLES = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
+Place = tuple[int, int, "np.dtype[Any]", tuple[int, ...]]  # first word, number of words, dtype, shape
 
 
 class PlanBuffer:
     """One array of 32-bit words, cut into named fields: one transfer brings a whole plan to a device.
 
-    `fields` names each field's dtype ("i4", "f4" or "f8") and shape. Fields start at even words, so that float64
-    is aligned. `places[name]` is (first word, words, dtype, shape), from which a device finds them in its copy.
+    `places[name]` says where a field is, from which a device finds it in its copy. Fields start at even words, so that
+    float64 is aligned.
     """
 
-    def __init__(self, fields: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-        self.places: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
-        end = 0
-        for name, (dtype, shape) in fields.items():
-            words = _WORDS[dtype]
-            for size in shape:
-                words *= size
-            self.places[name] = (end, words, dtype, shape)
-            end += words + (words & 1)
-        self.words: I32 = np.empty(end, np.int32)
+    def __init__(self, **sizes: int) -> None:
+        """The sizes are the parameters of `_layout`."""
+        words, self.places = _layout(**sizes)
+        self.words: I32 = np.empty(words, np.int32)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         start, words, dtype, shape = self.places[name]
-        return self.words[start : start + words].view(dtype).reshape(shape)
+        field = self.words[start : start + words]
+        if dtype is not _INTS:
+            field = field.view(dtype)
+        return field if len(shape) == 1 else field.reshape(shape)
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    rows: int, tokens: int, updates: int, samples: int, held: int, late: int, mask_words: int
+) -> tuple[int, dict[str, Place]]:
+    """The number of words, and each field's place; the fields are those of Plan and Sampling."""
+    fields: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        "slots": (_INTS, (rows,)),
+        "q_start": (_INTS, (rows + 1,)),
+        "kv_len": (_INTS, (rows,)),
+        "tokens": (_INTS, (3, tokens)),  # ids, positions, out_loc
+        "table": (_INTS, (3, updates)),
+        "sample_rows": (_INTS, (samples,)),
+        "held_rows": (_INTS, (held,)),
+        "late_masks": (_INTS, (late, mask_words)),
+    }
+    for prefix, count in (("", samples), ("late_", late)):
+        fields[prefix + "ints"] = (_INTS, (3, count))  # slots, output_index, top_k
+        fields[prefix + "floats"] = (_FLOATS, (3, count))  # temperature, top_p, min_p
+        fields[prefix + "uniform"] = (_DOUBLES, (count,))
+    places: dict[str, Place] = {}
+    end = 0
+    for name, (dtype, shape) in fields.items():
+        words = math.prod(shape) * dtype.itemsize // 4
+        places[name] = (end, words, dtype, shape)
+        end += words + (words & 1)
+    return end, places
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,7 @@ class Plan:
     late: Sampling  # of [L] slots
     late_generations: I32  # [L]
     late_masks: I32  # [L, words]
+    chunks: int  # the last so many of the rows compute prompt chunks
     max_q_len: int
     max_kv_len: int
     setups: tuple[SlotSetup, ...] = field(default=())

@@ -9,7 +9,7 @@ import numpy as np
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.plan import I32
 from gapless.runtime.scheduler.request import Request
-from gapless.runtime.scheduler.rows import Rows
+from gapless.runtime.scheduler.rows import ENDING, KEPT, PREEMPTED, Rows
 
 _NO_SLOTS: I32 = np.empty(0, np.int32)
 _NO_UPDATES: I32 = np.empty((3, 0), np.int32)
@@ -54,11 +54,9 @@ class Batch:
         if not request.slot:
             self._open(request, matched * size)
         slot = request.slot
-        rows.target_len[slot] = len(known)
-        rows.computed_len[slot] = rows.launched_len[slot] = matched * size
-        rows.launched_out[slot] = rows.output_len[slot]
-        rows.allocated[slot] = 0
-        self._append_pages(slot, np.concatenate([match.pages, cache.take(wanted)]))
+        rows.begin(slot, matched * size)
+        pages = np.concatenate([match.pages, cache.take(wanted)])
+        self._add_pages(np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), pages)
         place = np.searchsorted(rows.arrival[self.running], request.arrival)
         self.running = np.insert(self.running, place, slot)
         return True
@@ -72,10 +70,8 @@ class Batch:
 
     def grow(self, slots: I32) -> None:
         """Gives each of `slots` one more page."""
-        rows = self.rows
-        pages, columns = self.cache.take(len(slots)), rows.allocated[slots]
-        rows.allocated[slots] += 1
-        self._update(slots, columns, pages)
+        columns = self.rows.page_end[slots] // self.cache.page_size
+        self._add_pages(slots, columns, self.cache.take(len(slots)))
 
     def take_updates(self) -> I32:
         """Changes of the page table since the last call, in order: [3, U], slots, columns and pages."""
@@ -102,23 +98,25 @@ class Batch:
         request.tree_pages = count
         columns = np.flatnonzero(own != kept).astype(np.int32)
         if columns.size:
-            self._update(np.full(columns.size, slot, np.int32), columns, kept[columns])
+            rows.page_table[slot, columns] = kept[columns]
+            self._updates.append(np.stack([np.full(columns.size, slot, np.int32), columns, kept[columns]]))
             self._deferred.append((self.launched_step, own[columns]))
             self.retired(self._retired_step)
 
     def settle(self, slot: int) -> None:
         """Gives back what an ending or preempted row holds, if no launched step names it. Safe to call at any time."""
         rows, request = self.rows, self._requests[slot]
-        if request is None or rows.in_flight[slot] or not (rows.ending[slot] or rows.preempted[slot]):
+        if request is None or rows.in_flight[slot] or not rows.has(slot, ENDING | PREEMPTED):
             return
         if request.locked is not None:
             self.publish(slot)
             self.cache.unlock(request.locked)
-            self.cache.give_back(rows.page_table[slot, request.tree_pages : rows.allocated[slot]])
-            request.locked, request.tree_pages, rows.allocated[slot] = None, 0, 0
-            rows.kept[slot] = False
+            pages = int(rows.page_end[slot]) // self.cache.page_size
+            self.cache.give_back(rows.page_table[slot, request.tree_pages : pages])
+            request.locked, request.tree_pages, rows.page_end[slot] = None, 0, 0
+            rows.flags[slot] &= ~KEPT & 255
             self.running = self.running[self.running != slot]
-        if rows.ending[slot]:
+        if rows.has(slot, ENDING):
             self._requests[slot] = None
             rows.close(slot)
 
@@ -133,15 +131,9 @@ class Batch:
         assert self.is_idle() and not self.running.size and not self._deferred, (
             "slots or pages are still held"
         )
-        assert not self.rows.in_flight.any()
+        assert not self.rows.in_flight.any(), "a step is counted as in flight"
         self.cache.check_idle()
 
-    def _append_pages(self, slot: int, pages: I32) -> None:
-        start = int(self.rows.allocated[slot])
-        columns = np.arange(start, start + len(pages), dtype=np.int32)
-        self.rows.allocated[slot] += len(pages)
-        self._update(np.full(len(pages), slot, np.int32), columns, pages)
-
-    def _update(self, slots: I32, columns: I32, pages: I32) -> None:
-        self.rows.page_table[slots, columns] = pages
+    def _add_pages(self, slots: I32, columns: I32, pages: I32) -> None:
+        self.rows.set_pages(slots, columns, pages)
         self._updates.append(np.stack([slots, columns, pages]))

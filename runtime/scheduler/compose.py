@@ -14,6 +14,18 @@ from gapless.runtime.scheduler.admission import Reserve
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.plan_builder import NO_MASKS, NONE, Composition
 from gapless.runtime.scheduler.request import Request
+from gapless.runtime.scheduler.rows import (
+    ADJUSTED,
+    CONSTRAINED,
+    ENDING,
+    FULL,
+    IN_FLIGHT,
+    KEPT,
+    LAUNCHED_OUT,
+    PREEMPTED,
+    PREFILLING,
+    SITS_OUT,
+)
 
 Chunk = tuple[int, int]  # slot, number of tokens
 
@@ -39,8 +51,8 @@ class Composer:
 
     def compose(self) -> Composition:
         """The next step, whose pages are all allocated; nothing in it when there is nothing to do."""
-        late, masks = self._sample_late() if self.batch.rows.constrained.any() else (NONE, NO_MASKS)
-        decode = self._decode(constrained=True)
+        late, masks = self._sample_late()
+        decode = self._decode(SITS_OUT)
         budget = self._step_tokens - len(decode)
         chunks = self._continue_prefills(budget)
         budget -= sum(count for _, count in chunks)
@@ -51,16 +63,17 @@ class Composer:
 
     def compose_more(self) -> Composition:
         """A further step of the same composition: nobody is admitted, and constrained rows sit out."""
-        decode = self._decode(constrained=False)
+        decode = self._decode(SITS_OUT | CONSTRAINED)
         return Composition(decode, self._continue_prefills(self._step_tokens - len(decode)))
 
     def _sample_late(self) -> tuple[I32, I32]:
         """Constrained rows whose logits wait and whose tokens are all decided, and their masks."""
         rows, running = self.batch.rows, self.batch.running
-        due = rows.kept[running] & (rows.launched_out[running] == rows.output_len[running])
-        due &= ~(rows.ending[running] | rows.preempted[running])
+        kept = running[rows.flags[running] & (KEPT | ENDING | PREEMPTED) == KEPT]
+        if not kept.size:
+            return NONE, NO_MASKS
         slots, masks = [], []
-        for slot in running[due].tolist():
+        for slot in kept[rows.launched_out[kept] == rows.output_len[kept]].tolist():
             request = self.batch.request(slot)
             assert request.grammar is not None
             try:
@@ -71,21 +84,16 @@ class Composer:
         if not slots:
             return NONE, NO_MASKS
         late = np.array(slots, np.int32)
-        rows.kept[late] = False
-        rows.launched_out[late] += 1
-        rows.in_flight[late] += 1
+        rows.flags[late] &= ~KEPT & 255
+        rows.state[LAUNCHED_OUT : IN_FLIGHT + 1, late] += 1
+        rows.flags[late[rows.launched_out[late] >= rows.max_output[late]]] |= FULL
         return late, np.stack(masks)
 
-    def _decode(self, *, constrained: bool) -> I32:
-        """Rows past their prompt that may sample one more token, oldest first, and that have a page for it."""
+    def _decode(self, but: int) -> I32:
+        """Rows with none of the flags `but`, oldest first, that have a page for one more token."""
         rows, running = self.batch.rows, self.batch.running
-        out = rows.ending[running] | rows.preempted[running] | rows.kept[running]
-        out |= rows.launched_len[running] < rows.target_len[running]
-        out |= rows.launched_out[running] >= rows.max_output[running]
-        if not constrained:
-            out |= rows.constrained[running]
-        slots = running[~out]
-        needy = slots[rows.launched_len[slots] >= rows.allocated[slots] * self.cache.page_size]
+        slots: I32 = running[rows.flags[running] & but == 0]
+        needy = slots[rows.launched_len[slots] >= rows.page_end[slots]]
         if not needy.size:
             return slots
         served = needy[: self.cache.available]
@@ -93,18 +101,17 @@ class Composer:
         if served.size == needy.size:
             return slots
         self._preempt_newest()
-        without = np.concatenate([needy[served.size :], running[rows.preempted[running]]])
+        without = np.concatenate([needy[served.size :], running[rows.flags[running] & PREEMPTED > 0]])
         return slots[~np.isin(slots, without)]
 
     def _preempt_newest(self) -> None:
         """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""
         rows, running = self.batch.rows, self.batch.running
-        leaving = rows.ending[running] | rows.preempted[running]
-        if leaving.any() or running.size < 2:
+        if (rows.flags[running] & (ENDING | PREEMPTED)).any() or running.size < 2:
             return
         slot = int(running[-1])
         request = self.batch.request(slot)
-        rows.preempted[slot] = True
+        rows.flags[slot] |= PREEMPTED
         request.preemptions += 1
         self._reserve.preempted()
         place = sum(other.arrival < request.arrival for other in self.preempted)
@@ -114,10 +121,8 @@ class Composer:
     def _continue_prefills(self, budget: int) -> list[Chunk]:
         """The next chunks of prompts that have begun, oldest first."""
         rows, running = self.batch.rows, self.batch.running
-        begun = rows.launched_len[running] < rows.target_len[running]
-        begun &= ~(rows.ending[running] | rows.preempted[running])
         chunks: list[Chunk] = []
-        for slot in running[begun].tolist():
+        for slot in running[rows.flags[running] & (PREFILLING | ENDING | PREEMPTED) == PREFILLING].tolist():
             if budget <= 0:
                 break
             chunks.append((slot, self._chunk(slot, budget)))
@@ -155,12 +160,11 @@ class Composer:
         if not batch.start(request, reserve):
             return False
         if resumed:
-            batch.rows.preempted[request.slot] = False
             self.preempted.remove(request)
             return True
         del self.waiting[request.submit.uid]
         self.started.append(request)
-        if batch.rows.adjusted[request.slot]:
+        if batch.rows.has(request.slot, ADJUSTED):
             submit = request.submit
             self._setups.append(SlotSetup(request.slot, request.prompt, submit.stop_ids, submit.params))
         return True

@@ -5,11 +5,26 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, SlotSetup
 from gapless.runtime.core.random import uniform
 from gapless.runtime.scheduler.batch import Batch
-from gapless.runtime.scheduler.rows import Rows
+from gapless.runtime.scheduler.rows import (
+    ADJUSTED,
+    CONSTRAINED,
+    DRAWN,
+    FULL,
+    KEPT,
+    KNOWN_LEN,
+    LAUNCHED_LEN,
+    LAUNCHED_OUT,
+    MAX_OUTPUT,
+    PREFILLING,
+    TAIL,
+    TOP_K,
+    Rows,
+)
 
 NONE: I32 = np.empty(0, np.int32)
 NO_MASKS: I32 = np.empty((0, 0), np.int32)
@@ -31,57 +46,59 @@ class Composition(NamedTuple):
 
 def build_plan(batch: Batch, what: Composition) -> Plan:
     """Rows are the decoding slots, then the chunks; see Plan for the fields."""
-    rows, decode, late = batch.rows, what.decode, what.late
-    slots, counts = decode, None
+    rows, slots, counts = batch.rows, what.decode, None
     if what.chunks:
-        slots = np.concatenate([decode, np.array([slot for slot, _ in what.chunks], np.int32)])
+        slots = np.concatenate([slots, np.array([slot for slot, _ in what.chunks], np.int32)])
         counts = np.ones(len(slots), np.int32)
-        counts[len(decode) :] = [count for _, count in what.chunks]
+        counts[len(what.decode) :] = [count for _, count in what.chunks]
     tokens = len(slots) if counts is None else int(counts.sum())
-    begin = rows.launched_len[slots]
-    end = begin + (1 if counts is None else counts)
-
-    # A chunk that is not the last samples nothing; nor does a request for no tokens at all.
-    complete = (end >= rows.target_len[slots]) & (rows.launched_out[slots] < rows.max_output[slots])
-    constrained = rows.constrained[slots]
-    sample_rows = (complete & ~constrained).nonzero()[0]
-    held_rows = (complete & constrained).nonzero()[0] if constrained.any() else NONE
+    state, flags = rows.state.take(slots, axis=1), rows.flags[slots]
+    flags_seen = int(np.bitwise_or.reduce(flags))
+    sample_rows, held_rows = _rows_that_sample(rows, slots, counts, state, flags, flags_seen)
     table = batch.take_updates()
 
     buffer = PlanBuffer(
-        {
-            "slots": ("i4", (len(slots),)),
-            "q_start": ("i4", (len(slots) + 1,)),
-            "kv_len": ("i4", (len(slots),)),
-            "tokens": ("i4", (3, tokens)),
-            "table": ("i4", table.shape),
-            "sample_rows": ("i4", sample_rows.shape),
-            **_sampling_fields("", len(sample_rows)),
-            "held_rows": ("i4", held_rows.shape),
-            **_sampling_fields("late_", len(late)),
-            "late_masks": ("i4", what.late_masks.shape),
-        }
+        rows=len(slots),
+        tokens=tokens,
+        updates=table.shape[1],
+        samples=len(sample_rows),
+        held=len(held_rows),
+        late=len(what.late),
+        mask_words=what.late_masks.shape[1],
     )
-    buffer["slots"][:], buffer["kv_len"][:], buffer["table"][:] = slots, end, table
+    row_slots, kv_len, q_start = buffer["slots"], buffer["kv_len"], buffer["q_start"]
+    row_slots[:] = slots
+    np.add(state[LAUNCHED_LEN], 1 if counts is None else counts, out=kv_len)
+    ids, positions, out_loc = places = buffer["tokens"]
+    if counts is None:
+        q_start[:] = rows.numbers[: len(q_start)]
+        _fill_decode(rows, row_slots, state, places)
+    else:
+        _fill_mixed(rows, row_slots, counts, state[LAUNCHED_LEN], q_start, places)
+    buffer["table"][:] = table
     buffer["sample_rows"][:], buffer["held_rows"][:] = sample_rows, held_rows
-    buffer["late_masks"][:] = what.late_masks
-    q_start, (ids, positions, out_loc) = buffer["q_start"], buffer["tokens"]
-    _fill_tokens(batch, slots, counts, begin, q_start, ids, positions, out_loc)
-    sampling = _fill_sampling(buffer, "", rows, slots[sample_rows], rows.launched_out[slots[sample_rows]])
-    late_sampling = _fill_sampling(buffer, "late_", rows, late, rows.launched_out[late] - 1)
+    sampled = slots
+    if len(sample_rows) < len(slots):
+        sampled, state = slots[sample_rows], state[:, sample_rows]
+    sampling = _fill_sampling(buffer, "", rows, sampled, state, flags_seen)
+    late = _fill_late(buffer, rows, what)
 
-    rows.launched_len[slots] = end
-    rows.launched_out[sampling.slots] += 1
-    rows.kept[slots[held_rows]] = True
+    rows.launched_len[slots] = kv_len
     rows.in_flight[slots] += 1
+    full = state[LAUNCHED_OUT] + 1 >= state[MAX_OUTPUT]
+    rows.launched_out[sampled] += 1
+    if full.any():
+        rows.flags[sampled[full]] |= FULL
+    if len(held_rows):
+        rows.flags[slots[held_rows]] |= KEPT
     batch.launched_step += 1
     return Plan(
         step=batch.launched_step,
         buffer=buffer,
-        slots=buffer["slots"],
+        slots=row_slots,
         generations=rows.generation[slots],
         q_start=q_start,
-        kv_len=buffer["kv_len"],
+        kv_len=kv_len,
         ids=ids,
         positions=positions,
         out_loc=out_loc,
@@ -89,56 +106,77 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         sample_rows=buffer["sample_rows"],
         sampling=sampling,
         held_rows=buffer["held_rows"],
-        late=late_sampling,
-        late_generations=rows.generation[late],
+        late=late,
+        late_generations=rows.generation[what.late],
         late_masks=buffer["late_masks"],
+        chunks=len(what.chunks),
         max_q_len=1 if counts is None else int(counts.max()),
-        max_kv_len=int(end.max()) if len(slots) else 0,
+        max_kv_len=int(kv_len.max()) if len(slots) else 0,
         setups=what.setups,
     )
 
 
-def _fill_tokens(
-    batch: Batch,
-    slots: I32,
-    counts: I32 | None,
-    begin: I32,
-    q_start: I32,
-    ids: I32,
-    positions: I32,
-    out_loc: I32,
-) -> None:
+def _rows_that_sample(
+    rows: Rows, slots: I32, counts: I32 | None, state: I32, flags: NDArray[np.uint8], flags_seen: int
+) -> tuple[I32, I32]:
+    """Indices of the rows that are sampled, and of those whose logits are kept for late sampling.
+
+    A chunk that is not the last of its prompt samples nothing; nor does a request for no tokens at all.
+    """
+    if counts is None and not flags_seen & CONSTRAINED:
+        return rows.numbers[: len(slots)], NONE
+    complete = state[LAUNCHED_LEN] + (1 if counts is None else counts) >= rows.target_len[slots]
+    rows.flags[slots[complete]] &= ~PREFILLING & 255
+    complete &= state[LAUNCHED_OUT] < state[MAX_OUTPUT]
+    constrained = flags & CONSTRAINED > 0
+    sampled, held = (complete & ~constrained).nonzero()[0], (complete & constrained).nonzero()[0]
+    return sampled.astype(np.int32), held.astype(np.int32)
+
+
+def _fill_decode(rows: Rows, slots: I32, state: I32, places: I32) -> None:
+    """One token a row: future tokens, but where the newest is decided already."""
+    ids, positions, out_loc = places
+    begin = state[LAUNCHED_LEN]
+    positions[:] = begin
+    np.add(state[TAIL], begin, out=out_loc)
+    np.negative(slots, out=ids)
+    known = state[KNOWN_LEN] > begin
+    if known.any():
+        ids[known] = rows.tokens[slots[known], begin[known]]
+
+
+def _fill_mixed(rows: Rows, slots: I32, counts: I32, begin: I32, q_start: I32, places: I32) -> None:
     """Where the tokens are, what they are (or whose future token), and where their KV goes."""
-    rows, size = batch.rows, batch.cache.page_size
-    if counts is None:
-        q_start[:] = np.arange(len(slots) + 1)
-        positions[:] = begin
-    else:
-        q_start[0] = 0
-        np.cumsum(counts, out=q_start[1:])
-        positions[:] = np.arange(len(positions)) - np.repeat(q_start[:-1] - begin, counts)
-        slots = np.repeat(slots, counts)
+    ids, positions, out_loc = places
+    size = rows.page_size
+    q_start[0] = 0
+    np.cumsum(counts, out=q_start[1:])
+    positions[:] = rows_of_tokens = np.repeat(begin - q_start[:-1], counts)
+    positions += np.arange(len(rows_of_tokens), dtype=np.int32)
+    slots = np.repeat(slots, counts)
     known = positions < rows.known_len[slots]
     ids[:] = np.where(known, rows.tokens[slots, positions], -slots)
     columns = positions // size
     out_loc[:] = rows.page_table[slots, columns] * size + (positions - columns * size)
 
 
-def _sampling_fields(prefix: str, count: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {
-        prefix + "ints": ("i4", (3, count)),
-        prefix + "floats": ("f4", (3, count)),
-        prefix + "uniform": ("f8", (count,)),
-    }
-
-
-def _fill_sampling(buffer: PlanBuffer, prefix: str, rows: Rows, slots: I32, output_index: I32) -> Sampling:
-    ints, floats, numbers = (buffer[prefix + name] for name in ("ints", "floats", "uniform"))
-    ints[0], ints[1], ints[2] = slots, output_index, rows.top_k[slots]
-    np.take(rows.sampling, slots, axis=1, out=floats, mode="clip")  # the mode that writes straight into `out`
-    all_greedy = not floats[0].any()
-    if not all_greedy:
-        numbers[:] = uniform(rows.seed[slots], output_index)
+def _fill_sampling(
+    buffer: PlanBuffer, prefix: str, rows: Rows, slots: I32, state: I32, flags_seen: int
+) -> Sampling:
+    """`state` is that of `slots`; `flags_seen` has the flags of all of them, and perhaps more."""
+    ints, floats, numbers = buffer[prefix + "ints"], buffer[prefix + "floats"], buffer[prefix + "uniform"]
+    ints[0], ints[1], ints[2] = slots, state[LAUNCHED_OUT], state[TOP_K]
+    adjusted: tuple[int, ...] = ()
+    if flags_seen & DRAWN:
+        np.take(
+            rows.sampling, slots, axis=1, out=floats, mode="clip"
+        )  # the mode that writes straight to `out`
+        numbers[:] = uniform(rows.seed[slots], ints[1])
+    else:
+        floats.fill(0)
+        numbers.fill(0)
+    if flags_seen & ADJUSTED:
+        adjusted = tuple((rows.flags[slots] & ADJUSTED).nonzero()[0].tolist())
     return Sampling(
         slots=ints[0],
         output_index=ints[1],
@@ -147,6 +185,20 @@ def _fill_sampling(buffer: PlanBuffer, prefix: str, rows: Rows, slots: I32, outp
         top_p=floats[1],
         min_p=floats[2],
         uniform=numbers,
-        all_greedy=all_greedy,
-        adjusted=tuple(rows.adjusted[slots].nonzero()[0].tolist()),
+        all_greedy=not flags_seen & DRAWN,
+        adjusted=adjusted,
     )
+
+
+def _fill_late(buffer: PlanBuffer, rows: Rows, what: Composition) -> Sampling:
+    late = what.late
+    if not late.size:
+        return _NOTHING
+    buffer["late_masks"][:] = what.late_masks
+    state = rows.state.take(late, axis=1)
+    state[LAUNCHED_OUT] -= 1  # the composer has counted the token that is sampled now
+    return _fill_sampling(buffer, "late_", rows, late, state, int(np.bitwise_or.reduce(rows.flags[late])))
+
+
+_FLOATS, _NUMBERS = np.empty(0, np.float32), np.empty(0, np.float64)
+_NOTHING = Sampling(NONE, NONE, _FLOATS, _FLOATS, _FLOATS, NONE, _NUMBERS, all_greedy=True)

@@ -28,8 +28,18 @@ from gapless.runtime.scheduler.compose import Composer
 from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
 from gapless.runtime.scheduler.plan_builder import Composition, build_plan
 from gapless.runtime.scheduler.request import Request
+from gapless.runtime.scheduler.rows import (
+    CONSTRAINED,
+    ENDING,
+    GENERATION,
+    KNOWN_LEN,
+    MAX_OUTPUT,
+    OUTPUT_LEN,
+    PREEMPTED,
+)
 
 log = logging.getLogger("gapless.scheduler")
+_LENGTH, _STOP_TOKEN = int(Finish.LENGTH), int(Finish.STOP_TOKEN)
 NO_COLUMNS: I32 = np.empty((4, 0), np.int32)
 
 
@@ -96,22 +106,26 @@ class Scheduler:
 
     def retire(self, plan: Plan, ids: Ids, late_ids: Ids) -> None:
         """Takes in the ids of a step that the device has finished; steps retire in launch order."""
-        rows, batch = self.batch.rows, self.batch
+        rows, batch, slots, late = self.batch.rows, self.batch, plan.slots, plan.late.slots
         self.take_late(plan, late_ids)
-        live = rows.generation[plan.slots] == plan.generations
-        slots = plan.slots[live]
         rows.in_flight[slots] -= 1
-        rows.in_flight[plan.late.slots[rows.generation[plan.late.slots] == plan.late_generations]] -= 1
-        rows.computed_len[slots] = plan.kv_len[live]
-        self._decide(plan.sampling.slots, plan.generations[plan.sample_rows], ids)
+        rows.computed_len[slots] = plan.kv_len
+        generations = plan.generations
+        if len(plan.sample_rows) < len(slots):
+            generations = generations[plan.sample_rows]
+        self._decide(plan.sampling.slots, generations, ids)
         batch.retired(plan.step)
-        prefilled = slots[(rows.computed_len[slots] <= rows.target_len[slots]) & ~rows.ending[slots]]
-        for slot in prefilled.tolist():
-            batch.publish(slot)
-            self._end_without_output(slot)
-        touched = slots if not plan.late.slots.size else np.concatenate([slots, plan.late.slots])
-        for slot in touched[rows.ending[touched] | rows.preempted[touched]].tolist():
-            batch.settle(slot)
+        for slot in slots[len(slots) - plan.chunks :].tolist():
+            if not rows.has(slot, ENDING):
+                batch.publish(slot)
+                self._end_without_output(slot)
+        if late.size:
+            rows.in_flight[late] -= 1
+            slots = np.concatenate([slots, late])
+        leaving = rows.flags[slots] & (ENDING | PREEMPTED)
+        if leaving.any():
+            for slot in slots[leaving > 0].tolist():
+                batch.settle(slot)
 
     def take_output(self) -> StepOutput | None:
         """What the detokenizer must hear since the last call."""
@@ -165,7 +179,7 @@ class Scheduler:
 
     def _stop(self, message: Stop) -> None:
         rows, slot = self.batch.rows, message.slot
-        if rows.generation[slot] != message.generation or rows.ending[slot]:
+        if rows.generation[slot] != message.generation or rows.has(slot, ENDING):
             return
         rows.truncate(slot, message.output_len)
         self._end(slot)
@@ -183,7 +197,7 @@ class Scheduler:
     def _end(self, slot: int) -> None:
         """Marks the row: it is launched no more, and gives all back when nothing of it is in flight."""
         request = self.batch.request(slot)
-        self.batch.rows.ending[slot] = True
+        self.batch.rows.flags[slot] |= ENDING
         del self._by_uid[request.submit.uid]
         if request in self.composer.preempted:
             self.composer.preempted.remove(request)
@@ -204,21 +218,27 @@ class Scheduler:
     def _decide(self, slots: I32, generations: I32, ids: Ids) -> None:
         """Appends sampled ids to their rows and finds those that end with them."""
         rows = self.batch.rows
-        wanted = (rows.generation[slots] == generations) & ~rows.ending[slots]
-        if not wanted.all():
-            slots, generations, ids = slots[wanted], generations[wanted], ids[wanted]
+        state, flags = rows.state.take(slots, axis=1), rows.flags[slots]
+        dead = (state[GENERATION] != generations) | (flags & ENDING > 0)
+        if dead.any():
+            live = ~dead
+            slots, generations, ids = slots[live], generations[live], ids[live]
+            state, flags = state[:, live], flags[live]
         if not slots.size:
             return
         new = ids.astype(np.int32)
-        rows.append(slots, new)
-        stopped = (rows.stop_ids[slots] == new[:, None]).any(axis=1)
-        full = rows.output_len[slots] >= rows.max_output[slots]
-        finish = np.where(stopped, Finish.STOP_TOKEN, np.where(full, Finish.LENGTH, Finish.NONE))
+        rows.append(slots, state[KNOWN_LEN], new)
+        finish = np.zeros(len(slots), np.int32)
+        finish[state[OUTPUT_LEN] + 1 >= state[MAX_OUTPUT]] = _LENGTH
+        stopped = rows.stop_ids[slots] == new[:, None]
+        if stopped.any():
+            finish[stopped.any(axis=1)] = _STOP_TOKEN
         self._columns.append((slots, generations, new, finish))
-        if rows.constrained[slots].any():
-            self._accept(slots[(finish == 0) & rows.constrained[slots]])
-        for slot in slots[finish > 0].tolist():
-            self._end(slot)
+        if (flags & CONSTRAINED).any():
+            self._accept(slots[(finish == 0) & (flags & CONSTRAINED > 0)])
+        if finish.any():
+            for slot in slots[finish > 0].tolist():
+                self._end(slot)
 
     def _accept(self, slots: I32) -> None:
         """Tells grammars of their newest token."""

@@ -23,9 +23,10 @@ import zmq
 from gapless.detokenizer.manager import DetokenizerManager
 from gapless.runtime.core.child import Child, ChildSpec
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import ConfigError, UnavailableError
+from gapless.runtime.core.errors import ConfigError, GaplessError, UnavailableError
 from gapless.runtime.core.ipc import DETOKENIZER, SCHEDULER, Receiver, Sender, private_directory
 from gapless.runtime.core.messages import Fatal, Ready, StepOutput, ToDetokenizer
+from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.runtime.tokenizer.load import load_tokenizer
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
 from gapless.tokenizer_manager.front import Front
@@ -36,6 +37,10 @@ T = TypeVar("T")
 Answer = dict[str, Any]
 _SCHEDULER_MODULE = "gapless.runtime.scheduler.main"
 _LAST_WORDS_SECONDS = 5.0  # for calls to see that the engine was shut down under them
+_NO_LIMIT = (
+    2**31 - 1
+)  # the server's limits keep its clients from each other; a caller has no one to keep from
+_DEFAULTS = {"log_level": "warning", "max_batch_requests": _NO_LIMIT, "max_queued_requests": _NO_LIMIT}
 
 
 class Engine:
@@ -43,7 +48,7 @@ class Engine:
 
     Works from any thread, inside a running event loop, and without a `__main__` guard; calls may overlap. Raises
     ConfigError or ModelLoadError where an option or the model is wrong. Use it in a `with` block or call `shutdown`;
-    the end of the interpreter does that, too.
+    the end of the interpreter does that, too. A forked process needs an engine of its own.
     """
 
     def __init__(self, model_path: str = "demo", **options: Any) -> None:
@@ -69,7 +74,7 @@ class Engine:
         """
         request = self._request(prompt, sampling_params, input_ids, stream)
         if stream:
-            return Stream(self._host, self._host.wait(self._host.open(request)), request.is_batch)
+            return Stream(self, self._host.wait(self._host.open(request)), request.is_batch)
         answers = self._host.wait(self._host.answer(request))
         return answers if request.is_batch else answers[0]
 
@@ -85,7 +90,7 @@ class Engine:
         request = self._request(prompt, sampling_params, input_ids, stream)
         if stream:
             call = await asyncio.wrap_future(self._host.submit(self._host.open(request)))
-            return Stream(self._host, call, request.is_batch)
+            return Stream(self, call, request.is_batch)
         answers = await asyncio.wrap_future(self._host.submit(self._host.answer(request)))
         return answers if request.is_batch else answers[0]
 
@@ -112,35 +117,47 @@ class Engine:
 class Stream(Iterator[Answer], AsyncIterator[Answer]):
     """The chunks of one call, for a `for` or an `async for` loop; those of a batch carry an `index`.
 
-    Closing it, or dropping the last reference to it, aborts what still runs.
+    It keeps its engine alive. Closing it, or dropping the last reference to it, aborts what still runs.
     """
 
-    def __init__(self, host: _Host, call: Call, is_batch: bool) -> None:
-        self._host, self._call, self._is_batch = host, call, is_batch
+    def __init__(self, engine: Engine, call: Call, is_batch: bool) -> None:
+        self._engine, self._host, self._call, self._is_batch = engine, engine._host, call, is_batch
         self._open = len(call.states)
-        self._chunks: deque[Answer] = deque()
-        self.close = weakref.finalize(self, host.abandon, call)
+        self._chunks: deque[Answer | GaplessError] = deque()
+        self.close = weakref.finalize(self, self._host.abandon, call)
 
     def __next__(self) -> Answer:
         while not self._chunks and self._open:
-            self._take(self._host.wait(self._host.chunks(self._call)))
+            self._host.wait(self._advance())
         if not self._chunks:
             raise StopIteration
-        return self._chunks.popleft()
+        return self._next_chunk()
 
     async def __anext__(self) -> Answer:
         while not self._chunks and self._open:
-            self._take(await asyncio.wrap_future(self._host.submit(self._host.chunks(self._call))))
+            await asyncio.wrap_future(self._host.submit(self._advance()))
         if not self._chunks:
             raise StopAsyncIteration
-        return self._chunks.popleft()
+        return self._next_chunk()
 
-    def _take(self, chunks: list[tuple[int, Answer]]) -> None:
+    async def _advance(self) -> None:
+        """Waits for chunks and keeps them. On the engine's loop, so that a caller who stops waiting loses none."""
+        chunks = await self._host.chunks(self._call)
         for index, chunk in chunks:
-            self._chunks.append(chunk | {"index": index} if self._is_batch else chunk)
-            self._open -= chunk["meta_info"]["finish_reason"] is not None
+            if isinstance(chunk, GaplessError):
+                self._chunks.append(chunk)
+                self._open -= 1
+            else:
+                self._chunks.append(chunk | {"index": index} if self._is_batch else chunk)
+                self._open -= chunk["meta_info"]["finish_reason"] is not None
         if not chunks:  # it was closed
             self._open = 0
+
+    def _next_chunk(self) -> Answer:
+        chunk = self._chunks.popleft()
+        if isinstance(chunk, GaplessError):
+            raise chunk
+        return chunk
 
 
 class _Host:
@@ -160,6 +177,11 @@ class _Host:
     # ------------------------------------------------------------ from any thread
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self._is_copy():
+            coroutine.close()
+            raise UnavailableError(
+                "this engine belongs to the process that forked this one; make another here"
+            )
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -174,18 +196,25 @@ class _Host:
             future.cancel()  # where the wait was interrupted; else it has ended
 
     def abandon(self, call: Call) -> None:
+        if self._is_copy():
+            return
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(self._front.registry.close, call)
 
     def close(self) -> None:
-        if os.getpid() != self._process:
-            return  # the copy of a fork: the engine is its parent's
+        if self._is_copy():
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the garbage collector runs anywhere
+            self._thread.join()
+
+    def _is_copy(self) -> bool:
+        """After a fork: the thread is the parent's, and a lock that it held stays locked here."""
+        return os.getpid() != self._process
 
     def _set_closed(self) -> None:
         with self._lock:
@@ -218,14 +247,12 @@ class _Host:
         finally:
             self._front.registry.close(call)
 
-    async def chunks(self, call: Call) -> list[tuple[int, Answer]]:
-        """(index, chunk) of each prompt that gained something; none once the call is closed."""
-        changed = await call.changed()
-        for state in changed:
-            if (error := state.error()) is not None:
-                raise error
+    async def chunks(self, call: Call) -> list[tuple[int, Answer | GaplessError]]:
+        """(index, chunk or failure) of each prompt that has something new; none once the call is closed."""
         incremental = self.config.incremental_streaming_output
-        return [(state.index, next_chunk(state, incremental)) for state in changed]
+        return [
+            (state.index, state.error() or next_chunk(state, incremental)) for state in await call.changed()
+        ]
 
     # ------------------------------------------------------------ the thread
 
@@ -257,17 +284,24 @@ class _Host:
             stack.push_async_callback(exited.wait)
             stack.callback(child.kill)
             watching = asyncio.create_task(self._watch(child, exited))
+            stack.callback(watching.cancel)
             stack.callback(receiver.read_on_loop(self._loop, self._handle))
-            await self._load()
+            loading = asyncio.create_task(self._load())
+            stack.callback(loading.cancel)
+            closing = asyncio.create_task(self._closing.wait())
+            await asyncio.wait({loading, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                raise UnavailableError("the engine was shut down while it was loading")
+            loading.result()
             self.started.set_result(None)
-            await self._closing.wait()
+            await closing
             watching.cancel()
             await self._end_calls()
 
     async def _load(self) -> None:
         """Waits for tokenizer and model; raises why one of them cannot be loaded."""
         tokenizer, _ = await asyncio.gather(
-            asyncio.to_thread(load_tokenizer, self.config.model_path), self._ready
+            asyncio.wrap_future(_load_in_background(self.config.model_path)), self._ready
         )
         self._detokenizer = DetokenizerManager(tokenizer.pieces)
         self._front.tokenizer = tokenizer
@@ -302,4 +336,19 @@ def _config(model_path: str, options: dict[str, Any]) -> ServerConfig:
     known = {field.name for field in dataclasses.fields(ServerConfig)}
     if unknown := options.keys() - known:
         raise ConfigError(f"unknown option {min(unknown)!r}", param=min(unknown))
-    return ServerConfig(**{"log_level": "warning", **options, "model_path": model_path})
+    return ServerConfig(**{**_DEFAULTS, **options, "model_path": model_path})
+
+
+def _load_in_background(model_path: str) -> concurrent.futures.Future[Tokenizer]:
+    """In a thread that nobody has to wait for: neither a shutdown meanwhile nor the end of the interpreter."""
+    future: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def load() -> None:
+        try:
+            future.set_result(load_tokenizer(model_path))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=load, name="gapless-tokenizer", daemon=True).start()
+    return future

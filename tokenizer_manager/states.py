@@ -109,8 +109,9 @@ class Call:
 
     async def changed(self) -> list[RequestState]:
         """Waits for the states that have something new, each once, in order; none: the client has gone."""
-        await self._event.wait()
-        self._event.clear()
+        while not (self._changed or self.abandoned):
+            self._event.clear()
+            await self._event.wait()
         changed, self._changed = list(self._changed), {}
         return [] if self.abandoned else changed
 

@@ -223,6 +223,110 @@ def test_cancelling_a_coroutine_aborts_its_request() -> None:
     assert asyncio.run(cancelled()) == expected("b")
 
 
+def test_a_cancelled_wait_for_a_chunk_loses_none() -> None:
+    """`asyncio.wait_for(anext(stream), ...)` over and over: all ids come, each once."""
+
+    async def patient() -> list[int]:
+        ids: list[int] = []
+        with Engine("toy", toy="delay_ms=1", incremental_streaming_output=True) as engine:
+            stream = await engine.async_generate(
+                "a", {"max_new_tokens": 500, "ignore_eos": True}, stream=True
+            )
+            while True:
+                try:
+                    ids += (await asyncio.wait_for(anext(stream), 0.001))["output_ids"]
+                except TimeoutError:
+                    continue
+                except StopAsyncIteration:
+                    return ids
+
+    assert asyncio.run(patient()) == expected("a", 500)
+
+
+def test_a_stream_that_failed_has_ended() -> None:
+    with Engine("toy", toy="raise_at_step=5", log_level="error") as engine:
+        stream = engine.generate("a", LONG, stream=True)
+        with pytest.raises(InternalError):
+            list(stream)
+        assert list(stream) == []
+
+
+def test_a_stream_keeps_its_engine() -> None:
+    assert list(Engine("toy").generate("a", PARAMS, stream=True))[-1]["output_ids"] == expected("a")
+
+
+def test_a_forked_process_is_told_to_make_its_own_engine() -> None:
+    """A call there would wait for ever: the engine's thread stays behind. The parent's engine is not touched."""
+    code = """
+import os
+from gapless import Engine
+engine = Engine("toy")
+stream = engine.generate("a", {"ignore_eos": True}, stream=True)
+pid = os.fork()
+if pid == 0:
+    for call in (lambda: engine.generate("b"), lambda: list(stream)):
+        try:
+            print(call(), flush=True)
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+    stream.close()
+    engine.shutdown()
+    os._exit(0)
+os.waitpid(pid, 0)
+print(list(stream)[-1]["meta_info"]["completion_tokens"])
+"""
+    command = [sys.executable, "-P", "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, second, parent = ended.stdout.splitlines()
+    assert first == second
+    assert first.startswith("UnavailableError")
+    assert (parent, ended.stderr) == ("128", "")
+
+
+def test_an_engine_collected_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs in any thread; the engine's own cannot wait for itself."""
+    unraised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    engine = Engine("toy")
+    loop, thread = engine._host._loop, engine._host._thread
+    engine.cycle = engine  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        del engine
+        loop.call_soon_threadsafe(gc.collect)
+        thread.join(20)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    assert unraised == []
+
+
+def test_an_interrupt_while_loading_does_not_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first seconds: neither the tokenizer nor the scheduler is waited for."""
+    leave, started = threading.Event(), threading.Event()
+
+    def load(_: str) -> None:
+        started.set()
+        leave.wait(60)
+
+    monkeypatch.setattr("gapless.runtime.engine.load_tokenizer", load)
+    others = {thread.ident for thread in threading.enumerate()}
+    interrupt = threading.Thread(target=lambda: started.wait(20) and os.kill(os.getpid(), signal.SIGINT))
+    interrupt.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Engine("toy")
+        started_here = {thread.name for thread in threading.enumerate() if thread.ident not in others}
+        assert "gapless-engine" not in started_here
+    finally:
+        leave.set()
+        interrupt.join()
+
+
+def test_more_prompts_than_a_server_takes_in_one_request(shared: Engine) -> None:
+    assert len(shared.generate(["a"] * 1100, {"max_new_tokens": 1})) == 1100
+
+
 def test_no_guard_no_shutdown_and_no_torch(tmp_path: Path) -> None:
     """A plain script: no `__main__` guard, an engine that nobody shuts down. It ends by itself and leaves nothing."""
     script = tmp_path / "script.py"

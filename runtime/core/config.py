@@ -23,7 +23,16 @@ class ServerConfig:
     served_model_name: str = option("", "name in the API; empty: the model path")
     host: str = option("127.0.0.1", "address to bind")
     port: int = option(30000, "port to bind; 0 picks a free one", low=0)
-    device: str = option("auto", "where the model runs", choices=("auto", "cpu"))
+    device: str = option(
+        "auto",
+        "where the model runs; sim: a simulated GPU, for the toy model",
+        choices=("auto", "cpu", "sim"),
+    )
+    sim_device: str = option("H100", "GPU that --device sim simulates", choices=("A100", "H100", "H200"))
+    sim_model: str = option(
+        "llama-3-8b",
+        "whose step times --device sim takes: gemma-3-270m, qwen3-0.6b, llama-3-8b, llama-3-70b, or a model's path",
+    )
     dtype: str = option(
         "auto",
         "weights and KV; auto: bfloat16 where the CPU has instructions for it",
@@ -80,6 +89,8 @@ class ServerConfig:
         def refuse(message: str, param: str) -> None:
             raise ConfigError(message, param=param)
 
+        if self.device == "sim" and self.model_path != "toy":
+            refuse("--device sim computes no model: give --model-path toy", "device")
         if self.page_size > 64:
             refuse(f"--page-size {self.page_size}: must be at most 64", "page_size")
         if self.port > 65535:

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from gapless.overlap.device import CPUDevice, Device, Worker
+from gapless.overlap.simulated import simulated_device
 from gapless.runtime.core.child import ChildSpec, run_child
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError, ModelLoadError
@@ -31,6 +32,12 @@ def make_worker(config: ServerConfig) -> Worker:
     from gapless.overlap.torch_worker import TorchWorker
 
     return TorchWorker(config)
+
+
+def make_device(config: ServerConfig) -> Device:
+    if config.device == "sim":
+        return simulated_device(config)
+    return CPUDevice(lambda: make_worker(config))
 
 
 def ready_message(config: ServerConfig, info: DeviceInfo, scheduler: Scheduler) -> Ready:
@@ -78,8 +85,8 @@ def main(spec: ChildSpec) -> int:
     inbox: Receiver[ToScheduler] = Receiver(context, spec.directory, SCHEDULER)
     outbox = Sender(context, spec.directory, DETOKENIZER)
     config = spec.config
-    device = CPUDevice(lambda: make_worker(config))
     try:
+        device = make_device(config)
         trace = Trace(Path(config.trace)) if config.trace else None
         info = device.start()
         log.info("device: %s", info.description)

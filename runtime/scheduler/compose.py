@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
@@ -51,20 +52,31 @@ class Composer:
 
     def compose(self) -> Composition:
         """The next step, whose pages are all allocated; nothing in it when there is nothing to do."""
-        late, masks = self._sample_late()
-        decode = self._decode(SITS_OUT)
+        flags, seen = self._flags()
+        late, masks = NONE, NO_MASKS
+        if seen & KEPT:
+            late, masks = self._sample_late()
+            flags, seen = self._flags()
+        decode = self._decode(flags, seen, SITS_OUT)
         budget = self._step_tokens - len(decode)
-        chunks = self._continue_prefills(budget)
-        budget -= sum(count for _, count in chunks)
-        chunks += self._admit(budget)
+        chunks = self._continue_prefills(budget) if seen & PREFILLING else []
+        if self.preempted or self.waiting:
+            chunks += self._admit(budget - sum(count for _, count in chunks))
         self._reserve.stepped()
+        if not self._setups:
+            return Composition(decode, chunks, late, masks)
         setups, self._setups = tuple(self._setups), []
         return Composition(decode, chunks, late, masks, setups)
 
     def compose_more(self) -> Composition:
         """A further step of the same composition: nobody is admitted, and constrained rows sit out."""
-        decode = self._decode(SITS_OUT | CONSTRAINED)
+        decode = self._decode(*self._flags(), SITS_OUT | CONSTRAINED)
         return Composition(decode, self._continue_prefills(self._step_tokens - len(decode)))
+
+    def _flags(self) -> tuple[NDArray[np.uint8], int]:
+        """The flags of the running rows, and all that are set in any of them."""
+        flags = self.batch.rows.flags[self.batch.running]
+        return flags, int(np.bitwise_or.reduce(flags))
 
     def _sample_late(self) -> tuple[I32, I32]:
         """Constrained rows whose logits wait and whose tokens are all decided, and their masks."""
@@ -89,13 +101,14 @@ class Composer:
         rows.flags[late[rows.launched_out[late] >= rows.max_output[late]]] |= FULL
         return late, np.stack(masks)
 
-    def _decode(self, but: int) -> I32:
+    def _decode(self, flags: NDArray[np.uint8], seen: int, but: int) -> I32:
         """Rows with none of the flags `but`, oldest first, that have a page for one more token."""
         rows, running = self.batch.rows, self.batch.running
-        slots: I32 = running[rows.flags[running] & but == 0]
-        needy = slots[rows.launched_len[slots] >= rows.page_end[slots]]
-        if not needy.size:
+        slots = running[flags & but == 0] if seen & but else running
+        crossing = rows.launched_len[slots] >= rows.page_end[slots]
+        if not np.count_nonzero(crossing):
             return slots
+        needy = slots[crossing]
         served = needy[: self.cache.available]
         self.batch.grow(served)
         if served.size == needy.size:
@@ -107,7 +120,7 @@ class Composer:
     def _preempt_newest(self) -> None:
         """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""
         rows, running = self.batch.rows, self.batch.running
-        if (rows.flags[running] & (ENDING | PREEMPTED)).any() or running.size < 2:
+        if np.count_nonzero(rows.flags[running] & (ENDING | PREEMPTED)) or running.size < 2:
             return
         slot = int(running[-1])
         request = self.batch.request(slot)

@@ -15,6 +15,8 @@ from gapless.runtime.scheduler.rows import (
     CONSTRAINED,
     DRAWN,
     FULL,
+    GENERATION,
+    IN_FLIGHT,
     KEPT,
     KNOWN_LEN,
     LAUNCHED_LEN,
@@ -76,18 +78,21 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     else:
         _fill_mixed(rows, row_slots, counts, state[LAUNCHED_LEN], q_start, places)
     buffer["table"][:] = table
-    buffer["sample_rows"][:], buffer["held_rows"][:] = sample_rows, held_rows
-    sampled = slots
-    if len(sample_rows) < len(slots):
-        sampled, state = slots[sample_rows], state[:, sample_rows]
-    sampling = _fill_sampling(buffer, "", rows, sampled, state, flags_seen)
+    buffer["sample_rows"][:] = sample_rows
+    buffer["held_rows"][:] = held_rows
+    samples_all = len(sample_rows) == len(slots)
+    sampled, sampled_state = (slots, state) if samples_all else (slots[sample_rows], state[:, sample_rows])
+    sampling = _fill_sampling(buffer, "", rows, sampled, sampled_state, flags_seen)
     late = _fill_late(buffer, rows, what)
 
-    rows.launched_len[slots] = kv_len
-    rows.in_flight[slots] += 1
-    full = state[LAUNCHED_OUT] + 1 >= state[MAX_OUTPUT]
-    rows.launched_out[sampled] += 1
-    if full.any():
+    if samples_all and counts is None:
+        rows.state[LAUNCHED_LEN : IN_FLIGHT + 1, slots] += 1
+    else:
+        rows.launched_len[slots] = kv_len
+        rows.in_flight[slots] += 1
+        rows.launched_out[sampled] += 1
+    full = sampled_state[LAUNCHED_OUT] >= sampled_state[MAX_OUTPUT] - 1
+    if np.count_nonzero(full):
         rows.flags[sampled[full]] |= FULL
     if len(held_rows):
         rows.flags[slots[held_rows]] |= KEPT
@@ -96,7 +101,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         step=batch.launched_step,
         buffer=buffer,
         slots=row_slots,
-        generations=rows.generation[slots],
+        generations=state[GENERATION],
         q_start=q_start,
         kv_len=kv_len,
         ids=ids,
@@ -141,7 +146,7 @@ def _fill_decode(rows: Rows, slots: I32, state: I32, places: I32) -> None:
     np.add(state[TAIL], begin, out=out_loc)
     np.negative(slots, out=ids)
     known = state[KNOWN_LEN] > begin
-    if known.any():
+    if np.count_nonzero(known):
         ids[known] = rows.tokens[slots[known], begin[known]]
 
 

@@ -123,7 +123,7 @@ class Scheduler:
             rows.in_flight[late] -= 1
             slots = np.concatenate([slots, late])
         leaving = rows.flags[slots] & (ENDING | PREEMPTED)
-        if leaving.any():
+        if np.count_nonzero(leaving):
             for slot in slots[leaving > 0].tolist():
                 batch.settle(slot)
 
@@ -219,24 +219,24 @@ class Scheduler:
         """Appends sampled ids to their rows and finds those that end with them."""
         rows = self.batch.rows
         state, flags = rows.state.take(slots, axis=1), rows.flags[slots]
-        dead = (state[GENERATION] != generations) | (flags & ENDING > 0)
-        if dead.any():
-            live = ~dead
+        seen = int(np.bitwise_or.reduce(flags))
+        dead = state[GENERATION] != generations
+        if seen & ENDING or np.count_nonzero(dead):
+            live = ~dead & (flags & ENDING == 0)
             slots, generations, ids = slots[live], generations[live], ids[live]
             state, flags = state[:, live], flags[live]
-        if not slots.size:
-            return
         new = ids.astype(np.int32)
         rows.append(slots, state[KNOWN_LEN], new)
         finish = np.zeros(len(slots), np.int32)
-        finish[state[OUTPUT_LEN] + 1 >= state[MAX_OUTPUT]] = _LENGTH
-        stopped = rows.stop_ids[slots] == new[:, None]
-        if stopped.any():
+        full, stopped = state[OUTPUT_LEN] >= state[MAX_OUTPUT] - 1, rows.stop_ids[slots] == new[:, None]
+        ended = np.count_nonzero(full) + np.count_nonzero(stopped)
+        if ended:
+            finish[full] = _LENGTH
             finish[stopped.any(axis=1)] = _STOP_TOKEN
         self._columns.append((slots, generations, new, finish))
-        if (flags & CONSTRAINED).any():
+        if seen & CONSTRAINED:
             self._accept(slots[(finish == 0) & (flags & CONSTRAINED > 0)])
-        if finish.any():
+        if ended:
             for slot in slots[finish > 0].tolist():
                 self._end(slot)
 

@@ -54,7 +54,7 @@ TEXT = TextOutput(
 SUBMIT = Submit(
     7,
     column([1, 2], "<i4"),
-    SamplingParams.parse({"stop": ["a"], "sampling_seed": -(2**63)}),
+    SamplingParams.parse({"stop": ["a"], "sampling_seed": -(2**63), "logit_bias": {"7": -1}}),
     (3,),
     2**63 - 1,
     "k",

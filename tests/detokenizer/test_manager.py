@@ -28,8 +28,10 @@ BYTES = ByteTokenizer().pieces
 Row = tuple[int, int, int, Finish]  # slot, generation, id, finish
 
 
-def opened(uid: int, slot: int = 1, generation: int = 1, *stop: str, trim: bool = True) -> Opened:
-    return Opened(uid, slot, generation, 5, 2, stop, True, not trim)
+def opened(
+    uid: int, slot: int = 1, generation: int = 1, *stop: str, trim: bool = True, least: int = 0
+) -> Opened:
+    return Opened(uid, slot, generation, 5, 2, stop, True, not trim, least)
 
 
 def step(*rows: Row, opened: list[Opened] | None = None, closed: list[Closed] | None = None) -> StepOutput:
@@ -135,6 +137,46 @@ def test_a_stop_string_completed_by_the_last_token_needs_no_word_to_the_schedule
     assert client.finished[7].finish == Finish.STOP_STRING
 
 
+@pytest.mark.parametrize(
+    ("ids", "least", "text"),
+    [
+        (b"a!b!c", 0, "a"),
+        (b"a!b!c", 1, "a"),
+        (b"a!b!c", 2, "a!b"),
+        (b"a!b!c", 3, "a!b"),
+        (b"a!b!c", 4, None),
+        (b"xENDy", 3, "x"),
+        (b"xENDy", 4, None),
+        (b"xENENDy", 4, "xEN"),
+    ],
+)
+def test_a_stop_string_completed_by_token_min_new_tokens_or_before_is_none(
+    ids: bytes, least: int, text: str | None
+) -> None:
+    """It is text like any other; one that only begins before counts."""
+    client = Client()
+    client.take(step(opened=[opened(7, 1, 1, "!", "END", least=least)]))
+    stops = generate(client, list(ids))
+    if text is None:
+        assert (stops, client.text[7]) == ([], ids.decode())
+        return
+    completed = len(client.ids[7])
+    assert completed > least
+    assert stops == [Stop(1, 1, completed)]
+    assert (client.text[7], client.finished[7].completion_tokens) == (text, completed)
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_the_end_of_the_output_before_min_new_tokens_is_no_match(least: int) -> None:
+    """Bytes that are no character show as one when the output ends, and may complete a stop string then."""
+    client = Client()
+    client.take(step(opened=[opened(7, 1, 1, "\ufffd", least=least)]))
+    generate(client, [ord("a"), 0xE8, 0xAA])
+    client.take(step(closed=[Closed(7, Finish.ABORT)]))
+    want = (Finish.STOP_STRING, "a") if least == 2 else (Finish.ABORT, "a\ufffd")
+    assert (client.finished[7].finish, client.text[7]) == want
+
+
 def test_held_text_is_shown_when_the_output_ends() -> None:
     client = Client()
     client.take(step(opened=[opened(7, 1, 1, "END"), opened(8, 2, 1), opened(9, 3, 1)]))
@@ -193,13 +235,14 @@ def test_no_new_tokens_asked_for() -> None:
     st.lists(st.sampled_from([97, 98, 0xE8, 0xAA, 0x9E, 0xFF, EOS_ID]), max_size=20),
     st.lists(st.text("ab語\ufffd", min_size=1, max_size=3), max_size=3).map(tuple),
     st.integers(1, 4),
+    st.integers(0, 6),
 )
 def test_the_result_does_not_depend_on_how_steps_are_batched(
-    ids: list[int], stops: tuple[str, ...], rows_a_step: int
+    ids: list[int], stops: tuple[str, ...], rows_a_step: int, least: int
 ) -> None:
     def run(chunk: int) -> tuple[Any, ...]:
         client = Client()
-        client.take(step(opened=[opened(7, 1, 1, *stops)]))
+        client.take(step(opened=[opened(7, 1, 1, *stops, least=least)]))
         for at in range(0, len(ids), chunk):
             client.take(step(*((1, 1, i, Finish.NONE) for i in ids[at : at + chunk])))
         client.take(step(closed=[Closed(7, Finish.LENGTH)]))

@@ -30,10 +30,13 @@ class Model:
     """One request as a list of the letters that it was given."""
 
     stops: tuple[str, ...]
+    min_new_tokens: int = 0
     text: str = ""
     finish: Finish = Finish.NONE
 
     def matched(self) -> str | None:
+        if len(self.text) <= self.min_new_tokens:
+            return None
         ends = [s for s in self.stops if self.text.endswith(s)]
         return max(ends, key=len) if ends else None
 
@@ -82,13 +85,16 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         self.generation[slot] += 1
         self.bound = {s: u for s, u in self.bound.items() if u != uid}
         self.bound[slot] = uid
-        opened = Opened(uid, slot, self.generation[slot], 1, 0, self.models[uid].stops, True, False)
+        model = self.models[uid]
+        opened = Opened(
+            uid, slot, self.generation[slot], 1, 0, model.stops, True, False, model.min_new_tokens
+        )
         return self.feed(StepOutput([opened], b"", b"", b"", b"", []))
 
-    @rule(slot=SLOTS, stops=STOPS)
-    def open_new(self, slot: int, stops: tuple[str, ...]) -> None:
+    @rule(slot=SLOTS, stops=STOPS, min_new_tokens=st.sampled_from([0, 0, 3, 6]))
+    def open_new(self, slot: int, stops: tuple[str, ...], min_new_tokens: int) -> None:
         uid = len(self.models)
-        self.models[uid], self.seen[uid] = Model(stops), Seen()
+        self.models[uid], self.seen[uid] = Model(stops, min_new_tokens), Seen()
         assert self.open(uid, slot) == []
 
     @rule(slot=SLOTS, data=st.data())

@@ -60,6 +60,33 @@ def test_no_part_of_a_stop_string_shows(chunks: list[str]) -> None:
     assert ("".join(shown), stop) == ("a", "END##")
 
 
+@given(CHUNKS, CHUNKS, STOPS)
+def test_stops_completed_too_early_are_none_and_what_follows_decides(
+    early: list[str], later: list[str], stops: tuple[str, ...]
+) -> None:
+    """The reference looks for matches that end after the early text; they may begin in it."""
+    matcher, shown, text = StopMatcher(stops), "", ""
+    for chunk in early:
+        result = matcher.push(chunk, too_early=True)
+        assert isinstance(result, str)
+        shown, text = shown + result, text + chunk
+        held = max(n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n]))
+        assert shown == text[: len(text) - held]
+    everything = text + "".join(later)
+    ends = [n for n in range(len(text) + 1, len(everything) + 1) if everything[:n].endswith(stops)]
+    want = (everything, None)
+    if ends:
+        stop = max((s for s in stops if everything[: ends[0]].endswith(s)), key=len)
+        want = (everything[: ends[0] - len(stop)], stop)
+    for chunk in later:
+        result = matcher.push(chunk)
+        if isinstance(result, Match):
+            assert (shown + result.text, result.stop) == want
+            return
+        shown += result
+    assert (shown + matcher.flush(), None) == want
+
+
 def test_a_long_stop_string_does_not_hold_ordinary_text_back() -> None:
     words = [f"word {n} " for n in range(50)]
     assert run(words, ("#" * 40,))[0] == [*words, ""]

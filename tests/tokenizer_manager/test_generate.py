@@ -268,6 +268,36 @@ def test_the_end_of_the_engine_ends_every_request(run: Any, on_a_socket: Any) ->
         ({"text": ""}, "text"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "sampling_params.top_p"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [600]}}, "sampling_params.stop_token_ids[0]"),
+        *(
+            ({"text": "a", "sampling_params": {name: value}}, f"sampling_params.{name}")
+            for name, value in (
+                ("min_new_tokens", -1),
+                ("min_new_tokens", 129),
+                ("min_new_tokens", 1.5),
+                ("frequency_penalty", 2.5),
+                ("frequency_penalty", "1"),
+                ("presence_penalty", -2.5),
+                ("presence_penalty", True),
+                ("repetition_penalty", 0),
+                ("repetition_penalty", [1.1]),
+                ("logit_bias", [5, 1]),
+                ("logit_bias", {"x": 1}),
+                ("logit_bias", {"5": 101}),
+                ("logit_bias", {"5": None}),
+                ("n", 2),
+                ("regex", "a+"),
+                ("json_schema", "{}"),
+                ("ebnf", "root ::= 'a'"),
+            )
+        ),
+        (
+            {"text": "a", "sampling_params": {"logit_bias": {"1": 1, "600": 1}}},
+            "sampling_params.logit_bias[600]",
+        ),
+        (
+            {"text": ["a"], "sampling_params": [{"logit_bias": {"600": 1}}]},
+            "sampling_params[0].logit_bias[600]",
+        ),
     ],
 )
 def test_a_bad_value_is_400_before_any_work(

@@ -91,6 +91,15 @@ def test_a_stop_token_id_outside_the_vocabulary_is_named() -> None:
     assert caught.value.param == "sampling_params.stop_token_ids[1]"
 
 
+@pytest.mark.parametrize("token_id", [-1, VOCAB, 2**31 - 1])
+def test_a_biased_id_outside_the_vocabulary_is_named(token_id: int) -> None:
+    prompt = Prompt("a", None, SamplingParams(logit_bias={1: 1.0, token_id: 1.0}), "rid")
+    with pytest.raises(RequestError) as caught:
+        prepare(prompt, 7, 11, ByteTokenizer(), READY)
+    assert caught.value.param == f"sampling_params.logit_bias[{token_id}]"
+    assert submit("a", logit_bias={"0": 1, str(VOCAB - 1): 2}).params.logit_bias == {0: 1.0, VOCAB - 1: 2.0}
+
+
 def test_the_embedding_table_counts_not_the_tokenizer() -> None:
     beyond = ByteTokenizer().vocab_size + 1
     assert int32s(submit(ids=[beyond]).input_ids).tolist() == [beyond]

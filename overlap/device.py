@@ -1,6 +1,6 @@
 """The device behind a protocol: launches run in order, and each has an event that fires at its end.
 
-Three implementations: the CPU thread here, `cuda.py` and `simulated.py`.
+Three implementations: the CPU's thread here, `cuda.py` and `simulated.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +59,16 @@ class Device(Protocol):
         ...
 
 
-class Worker(Protocol):
-    """What runs on the CPU device's thread. Everything it does, loading included, happens there."""
+class Loads(Protocol):
+    """What a device's thread owns. Everything it does, loading included, happens there."""
 
     def load(self) -> DeviceInfo:
         """Raises ModelLoadError or ConfigError."""
         ...
+
+
+class Worker(Loads, Protocol):
+    """What runs on the CPU device's thread."""
 
     def sample_late(self, plan: Plan) -> Ids:
         """The first part of a step: setups, page table and late sampling. [L] ids."""
@@ -75,15 +79,50 @@ class Worker(Protocol):
         ...
 
 
-class CPULaunch:
+W = TypeVar("W", bound=Loads)
+
+
+class QueuedLaunch(Generic[W]):
+    """A launch that a thread will run: its two events, and what went wrong."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.launched_at = time.monotonic()
         self.started = self.ended = 0.0
         self._late_fired, self._fired = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self, worker: W) -> BaseException | None:
+        """On the device's thread; returns what the step raised."""
+        try:
+            self._run(worker)
+        except BaseException as error:
+            self.fail(error)
+            return error
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self.ended = time.perf_counter()
+        self._late_fired.set()
+        self._fired.set()
+
+    def _run(self, worker: W) -> None:
+        """Sets both events."""
+        raise NotImplementedError
+
+    def _checked(self, ids: Ids | None) -> Ids:
+        if self._error is not None:
+            raise InternalError(f"device step {self.plan.step} failed: {self._error}") from self._error
+        assert ids is not None, "ids were read before their event"
+        return ids
+
+
+class CPULaunch(QueuedLaunch[Worker]):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         self._ids: Ids | None = None
         self._late_ids: Ids | None = None
-        self._error: BaseException | None = None
 
     def wait(self, timeout: float) -> bool:
         return self._fired.wait(timeout)
@@ -97,43 +136,25 @@ class CPULaunch:
     def late_ids(self) -> Ids:
         return self._checked(self._late_ids)
 
-    def run(self, worker: Worker) -> BaseException | None:
-        """On the device's thread; returns what the step raised."""
+    def _run(self, worker: Worker) -> None:
         self.started = time.perf_counter()
-        try:
-            self._late_ids = worker.sample_late(self.plan)
-            self._late_fired.set()
-            self._ids = worker.run(self.plan)
-        except BaseException as error:
-            self.fail(error)
-            return error
-        self.ended = time.perf_counter()
-        self._fired.set()
-        return None
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self.ended = time.perf_counter()
+        self._late_ids = worker.sample_late(self.plan)
         self._late_fired.set()
+        self._ids = worker.run(self.plan)
+        self.ended = time.perf_counter()
         self._fired.set()
 
-    def _checked(self, ids: Ids | None) -> Ids:
-        if self._error is not None:
-            raise InternalError(f"device step {self.plan.step} failed: {self._error}") from self._error
-        assert ids is not None, "ids were read before their event"
-        return ids
 
+class DeviceThread(Generic[W]):
+    """One thread that makes a worker, has it load the model, and runs the launches in order.
 
-class CPUDevice:
-    """One thread that loads the model and runs the launches in order.
-
-    It is the only thread of the process that calls torch: a second thread with an OpenMP team would make
-    every forward up to 1.9 times slower on two cores. torch releases the GIL inside its kernels.
+    It is the only thread of the process that imports torch and calls it. On the CPU a second thread with an OpenMP team
+    would make every forward up to 1.9 times slower on two cores. torch releases the GIL inside its kernels.
     """
 
-    def __init__(self, make_worker: Callable[[], Worker]) -> None:
+    def __init__(self, make_worker: Callable[[], W]) -> None:
         self._make_worker = make_worker
-        self._work: queue.SimpleQueue[CPULaunch | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[QueuedLaunch[W] | None] = queue.SimpleQueue()
         self._loaded = threading.Event()
         self._info: DeviceInfo | None = None
         self._error: BaseException | None = None
@@ -148,11 +169,6 @@ class CPUDevice:
             raise InternalError(f"loading the model failed: {self._error!r}") from self._error
         assert self._info is not None
         return self._info
-
-    def launch(self, plan: Plan) -> CPULaunch:
-        launch = CPULaunch(plan)
-        self._work.put(launch)
-        return launch
 
     def stop(self) -> None:
         self._work.put(None)
@@ -173,3 +189,10 @@ class CPUDevice:
                 failure = launch.run(worker)
             else:  # a failed step is fatal: nothing runs on its ruins
                 launch.fail(failure)
+
+
+class CPUDevice(DeviceThread[Worker]):
+    def launch(self, plan: Plan) -> CPULaunch:
+        launch = CPULaunch(plan)
+        self._work.put(launch)
+        return launch

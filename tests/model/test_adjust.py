@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stated_sampling import adjusted_logits
 from torch import Tensor
 
 from gapless.kernels.reference import ReferenceOps
@@ -70,20 +71,8 @@ def test_each_field_alone(fields: dict[str, Any], want: list[float]) -> None:
     assert logits.tolist() == [2.0, 1.0, 0.0, -2.0]
 
 
-def stated(
-    logits: Tensor, fields: dict[str, Any], prompt: list[int], output: list[int], stop_ids: tuple[int, ...]
-) -> Tensor:
-    """The definition, token by token."""
-    z = logits.double().tolist()
-    for token in range(len(z)):
-        z[token] -= fields["frequency_penalty"] * output.count(token)
-        z[token] -= fields["presence_penalty"] * (token in output)
-        if token in prompt or token in output:
-            r = fields["repetition_penalty"]
-            z[token] = z[token] * r if z[token] < 0 else z[token] / r
-        z[token] += fields["logit_bias"].get(token, 0)
-        if token in stop_ids and len(output) < fields["min_new_tokens"]:
-            z[token] = NO
+def stated(logits: Tensor, prompt: list[int], output: list[int], stop_ids: tuple[int, ...]) -> Tensor:
+    z = adjusted_logits(logits.tolist(), SamplingParams.parse(EVERYTHING), prompt, output, stop_ids)
     return torch.tensor(z, dtype=torch.float64)
 
 
@@ -97,7 +86,7 @@ def test_all_fields_together_over_a_whole_output(dtype: torch.dtype) -> None:
         logits = torch.from_numpy(rng.standard_normal(50) * 3).to(dtype)
         got = adjustments.apply(1, logits, i)
         assert got.dtype == torch.float32
-        want = stated(logits, EVERYTHING, prompt, output[:i], (3, 7))
+        want = stated(logits, prompt, output[:i], (3, 7))
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
         count(adjustments, output[i : i + 1])
 
@@ -111,7 +100,7 @@ def test_a_new_request_in_a_slot_starts_afresh() -> None:
     reopen(adjustments, 1, [9], repetition_penalty=2.0)
     fresh = opened(20, prompt=[9], repetition_penalty=2.0)
     assert torch.equal(adjustments.apply(1, logits, 0), fresh.apply(1, logits, 0))
-    want = stated(logits, EVERYTHING, [1, 2], [7, 7, 8], (5,))
+    want = stated(logits, [1, 2], [7, 7, 8], (5,))
     torch.testing.assert_close(adjustments.apply(2, logits, 3).double(), want, rtol=1e-5, atol=1e-4)
 
 

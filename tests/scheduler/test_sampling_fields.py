@@ -1,0 +1,324 @@
+"""Sampling fields through the whole scheduler and the real worker, on a model whose logits are known.
+
+The model's logits depend on the newest token alone, so that a greedy output is worked out from the fields' definition.
+All numbers are multiples of 1/8, so that float32 and float64 agree on what is largest and what is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from differential import Runner, Seen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stated_sampling import adjusted_logits
+from torch import Tensor
+
+from gapless.overlap.torch_worker import TorchWorker
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.messages import Finish, Submit, column
+from gapless.runtime.core.sampling import SamplingParams
+from gapless.runtime.model.adjust import Adjustments
+
+VOCABULARY = 64
+CONSTANT = torch.full((VOCABULARY, VOCABULARY), -50.0)
+CONSTANT[:, :4] = torch.tensor([1.75, 1.5, 1.25, 1.0])
+MARKOV = torch.from_numpy(np.random.default_rng(3).integers(-24, 25, (VOCABULARY, VOCABULARY)) / 8).float()
+SMALL, LARGE = 48, 2048  # tokens in the pool
+
+
+class TableModel:
+    """Its hidden state of a token is its id, and its logits are that id's row of a table."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.config = SimpleNamespace(
+            context_length=256, vocab_size=VOCABULARY, eos_token_ids=frozenset({0}), architecture="table"
+        )
+
+    def new_cache(self, pages: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
+        return []
+
+    def forward(self, ids: Tensor, cache: Any, batch: Any) -> Tensor:
+        return ids[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.table[hidden[:, 0]]
+
+
+@dataclass
+class Asked:
+    fields: dict[str, Any]
+    prompt: list[int] = field(default_factory=lambda: [5])
+    count: int = 20
+    stop_ids: tuple[int, ...] = ()
+    constrained: bool = False
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams.parse({"temperature": 0, "max_new_tokens": self.count} | self.fields)
+
+
+class Grammar:
+    """What may come next depends on the last token alone."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    @staticmethod
+    def after(last: int) -> set[int]:
+        return {(last * 5 + 1) % VOCABULARY, (last * 3 + 2) % VOCABULARY, (last + 9) % VOCABULARY}
+
+    def mask(self) -> np.ndarray:
+        bits = np.zeros(VOCABULARY, np.uint8)
+        bits[list(self.after(self.last))] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def accept(self, token: int) -> None:
+        assert token in self.after(self.last)
+        self.last = token
+
+
+def greedy(table: Tensor, asked: Asked) -> list[int]:
+    """The output by the fields' definition."""
+    output: list[int] = []
+    while len(output) < asked.count and not (output and output[-1] in asked.stop_ids):
+        allowed: Collection[int] | None = (
+            Grammar.after(output[-1] if output else 0) if asked.constrained else None
+        )
+        logits = table[[*asked.prompt, *output][-1]].tolist()
+        z = adjusted_logits(logits, asked.params, asked.prompt, output, asked.stop_ids, allowed)
+        output.append(z.index(max(z)))
+    return output
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableModel]:
+    """The model that is loaded whatever the path."""
+    model = TableModel(MARKOV)
+    monkeypatch.setattr("gapless.overlap.torch_worker.resolve_model_path", lambda path: path)
+    monkeypatch.setattr("gapless.runtime.model.loader.load_model", lambda *_: model)
+    yield model
+
+
+def make(requests: dict[int, Asked], **options: Any) -> Runner:
+    defaults = {
+        "model_path": "table",
+        "dtype": "float32",
+        "attention_backend": "torch",
+        "page_size": 4,
+        "max_running_requests": 8,
+        "max_total_tokens": LARGE,
+    }
+    config = ServerConfig(**defaults | options)
+
+    def make_grammar(submit: Submit) -> Grammar | None:
+        return Grammar() if requests[submit.uid].constrained else None
+
+    return Runner(config, worker=TorchWorker(config), make_grammar=make_grammar)
+
+
+def submit(runner: Runner, uid: int, asked: Asked) -> None:
+    runner.seen[uid] = Seen()
+    message = Submit(uid, column(asked.prompt, "<i4"), asked.params, asked.stop_ids, seed=uid)
+    runner.scheduler.handle([message])
+    runner.collect()
+
+
+def run(requests: dict[int, Asked], **options: Any) -> dict[int, list[int]]:
+    """The ids of all of `requests`, by uid, sent at once."""
+    runner = make(requests, **options)
+    for uid, asked in requests.items():
+        submit(runner, uid, asked)
+    runner.finish()
+    return {uid: seen.ids for uid, seen in runner.seen.items()}
+
+
+@pytest.mark.parametrize("no_overlap", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        (Asked({}), [0] * 20),
+        (Asked({"frequency_penalty": 2}), [0, 1, 2, 3] * 5),
+        (Asked({"frequency_penalty": 0.25}), [0, 0, 1, 0, 1, 2] + [0, 1, 2, 3] * 3 + [0, 1]),
+        (Asked({"presence_penalty": 2}), [0, 1, 2, 3] + [0] * 16),
+        (Asked({"repetition_penalty": 2}, prompt=[0, 5]), [1, 2, 3] + [0] * 17),
+        (Asked({"repetition_penalty": 0.5}, prompt=[2, 5]), [2] * 20),
+        (Asked({"logit_bias": {"3": 1}}), [3] * 20),
+        (Asked({"logit_bias": {"0": -100}}), [1] * 20),
+        (Asked({}, stop_ids=(0,)), [0]),
+        (Asked({"min_new_tokens": 4}, stop_ids=(0,)), [1, 1, 1, 1, 0]),
+        (Asked({"min_new_tokens": 20}, stop_ids=(0,)), [1] * 20),
+    ],
+)
+def test_each_field_alone_shows_in_the_ids_of_the_whole_output(
+    model: TableModel, asked: Asked, want: list[int], no_overlap: bool
+) -> None:
+    """The logits are always the same. A penalty that saw a placeholder, or that looked back over a window only, would
+    miss a token, and the output would not go round."""
+    model.table = CONSTANT
+    assert run({1: asked}, disable_overlap_schedule=no_overlap) == {1: want}
+    assert greedy(CONSTANT, asked) == want
+
+
+@pytest.mark.parametrize("no_overlap", [False, True])
+def test_no_end_before_min_new_tokens_however_likely_it_is(model: TableModel, no_overlap: bool) -> None:
+    """Two ids end the request, one of them forced by a bias; with ignore_eos the user's own id is the only one."""
+    model.table = CONSTANT
+    fields = {"logit_bias": {"0": 100}, "min_new_tokens": 4}
+    requests = {1: Asked(fields, stop_ids=(0, 1)), 2: Asked(fields, stop_ids=(1,))}
+    runner = make(requests, disable_overlap_schedule=no_overlap)
+    for uid, asked in requests.items():
+        submit(runner, uid, asked)
+    runner.finish()
+    assert (runner.seen[1].ids, runner.seen[1].finish) == ([2, 2, 2, 2, 0], Finish.STOP_TOKEN)
+    assert (runner.seen[2].ids, runner.seen[2].finish) == ([0] * 20, Finish.LENGTH)
+
+
+MIX = {
+    "frequency": Asked({"frequency_penalty": 1.5}, [3, 9, 9], 24),
+    "grammar": Asked({}, [3, 1], 24, constrained=True),
+    "bias": Asked({"logit_bias": {str(i): 1.125 for i in range(10)}}, [3], 24),
+    "at least": Asked({"min_new_tokens": 9}, [7, 3], 24, tuple(range(0, VOCABULARY, 3))),
+    "presence": Asked({"presence_penalty": -0.75}, [4, 4], 24),
+    "repetition": Asked({"repetition_penalty": 1.25}, list(range(12)), 24),
+    "grammar and all": Asked(
+        {
+            "frequency_penalty": 0.5,
+            "presence_penalty": 0.25,
+            "repetition_penalty": 2,
+            "logit_bias": {"7": 3, "9": -2},
+            "min_new_tokens": 5,
+        },
+        [3, 3, 3, 1],
+        24,
+        tuple(range(0, VOCABULARY, 4)),
+        constrained=True,
+    ),
+    "drawn": Asked({"temperature": 1, "frequency_penalty": 2, "logit_bias": {"5": 2}}, [3, 8], 24),
+    "drawn within filters": Asked(
+        {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.5}, [6], 24
+    ),
+    "drawn by a grammar": Asked({"temperature": 2, "presence_penalty": 1}, [6, 2], 24, constrained=True),
+}
+
+
+def test_no_neighbour_changes_a_plain_request() -> None:
+    """Greedy and drawn, alone, beside each other kind of request, and beside all of them."""
+    plain = {1: Asked({}, [3, 2, 1], 24), 2: Asked({"temperature": 1}, [3, 2], 24)}
+    alone = run({1: plain[1]}) | run({2: plain[2]})
+    assert alone[1] == greedy(MARKOV, plain[1])
+    for name, other in MIX.items():
+        ids = run({3: other} | plain)
+        assert (ids[1], ids[2]) == (alone[1], alone[2]), name
+    everything = dict(enumerate(MIX.values(), 3)) | plain
+    ids = run(everything, max_running_requests=16)
+    assert (ids[1], ids[2]) == (alone[1], alone[2])
+
+
+@pytest.mark.parametrize("no_overlap", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("pool", [SMALL, LARGE])
+@pytest.mark.parametrize("slots", [2, 16])
+def test_every_cell_gives_the_ids_of_each_request_alone(
+    no_overlap: bool, steps: int, pool: int, slots: int
+) -> None:
+    """Slots are reused by requests that ask for something else, and in a small pool some are preempted half-way."""
+    requests = dict(enumerate(MIX.values(), 1))
+    runner = make(
+        requests,
+        disable_overlap_schedule=no_overlap,
+        num_scheduler_steps=steps,
+        max_total_tokens=pool,
+        max_running_requests=slots,
+    )
+    for uid, asked in requests.items():
+        submit(runner, uid, asked)
+    half_way = set()
+    while runner.turn():
+        half_way |= {
+            request.submit.uid
+            for request in runner.scheduler.composer.preempted
+            if runner.scheduler.batch.rows.output_len[request.slot] > 3
+        }
+    runner.finish()
+    if (pool, slots) == (SMALL, 16):
+        assert any(requests[uid].params.adjusts_logits for uid in half_way), "nobody was preempted half-way"
+    for uid, asked in requests.items():
+        ids = runner.seen[uid].ids
+        assert ids == (greedy(MARKOV, asked) if asked.params.greedy else run({uid: asked})[uid])
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "frequency_penalty": st.sampled_from([-0.5, 0.25, 2]),
+        "presence_penalty": st.sampled_from([-0.75, 0.5, 2]),
+        "repetition_penalty": st.sampled_from([0.5, 1.25, 2]),
+        "logit_bias": st.dictionaries(
+            st.integers(0, VOCABULARY - 1), st.integers(-20, 20).map(lambda n: n / 8)
+        ),
+        "min_new_tokens": st.integers(0, 9),
+    },
+)
+ASKED = st.builds(
+    Asked,
+    FIELDS,
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    st.sampled_from([9, 20]),
+    st.sampled_from([(), tuple(range(0, VOCABULARY, 3)), (1, 2)]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    requests=st.lists(ASKED, min_size=1, max_size=6).map(lambda asked: dict(enumerate(asked, 1))),
+    no_overlap=st.booleans(),
+    steps=st.sampled_from([1, 4]),
+    pool=st.sampled_from([SMALL, LARGE]),
+    chunk=st.sampled_from([3, 64]),
+)
+def test_any_mix_in_any_cell_gives_what_the_fields_mean(
+    data: st.DataObject, requests: dict[int, Asked], no_overlap: bool, steps: int, pool: int, chunk: int
+) -> None:
+    runner = make(
+        requests,
+        disable_overlap_schedule=no_overlap,
+        num_scheduler_steps=steps,
+        max_total_tokens=pool,
+        chunked_prefill_size=chunk,
+        max_running_requests=3,
+    )
+    ready = iter(data.draw(st.lists(st.booleans(), max_size=20)))
+    runner.late_ready = lambda: next(ready, True)
+    for uid, asked in requests.items():
+        submit(runner, uid, asked)
+        for _ in range(data.draw(st.integers(0, 3))):
+            runner.turn()
+    runner.finish()
+    for uid, asked in requests.items():
+        assert runner.seen[uid].ids == greedy(MARKOV, asked)
+
+
+def test_a_count_that_lags_behind_is_seen(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong where penalties read a list whose newest entry is still a placeholder."""
+    newest: dict[int, Tensor] = {}
+    count = Adjustments.count
+
+    def count_the_one_before(self: Adjustments, slot: int, token: Tensor) -> None:
+        if slot in newest:
+            count(self, slot, newest[slot])
+        newest[slot] = token.clone()
+
+    monkeypatch.setattr(Adjustments, "count", count_the_one_before)
+    model.table = CONSTANT
+    asked = Asked({"frequency_penalty": 2})
+    assert run({1: asked})[1] != greedy(CONSTANT, asked)

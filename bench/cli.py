@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless.bench import offline
+from gapless.bench import offline, overhead
 
 
 def add_commands(commands: Any) -> None:
@@ -14,3 +14,8 @@ def add_commands(commands: Any) -> None:
     )
     offline.add_arguments(parser)
     parser.set_defaults(run=offline.run, parser=parser)
+    parser = commands.add_parser(
+        "overhead", help="what the scheduler's loop costs the host, and what a step hides"
+    )
+    overhead.add_arguments(parser)
+    parser.set_defaults(run=overhead.run, parser=parser)

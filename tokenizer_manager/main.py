@@ -6,6 +6,7 @@ It serves on a socket that the launcher has bound, from the first moment: /healt
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from gapless.runtime.core.ipc import FRONT, SCHEDULER, Receiver, Sender
 from gapless.runtime.core.messages import ToFront
 from gapless.runtime.tokenizer.load import load_tokenizer
 from gapless.tokenizer_manager.app import create_app
+from gapless.tokenizer_manager.connection import Connection
 from gapless.tokenizer_manager.front import Front
 
 _FLUSH_SECONDS = 0.5  # for what has been written to reach the clients
@@ -34,7 +36,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(front),
-                http="httptools",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -59,6 +61,8 @@ def main(spec: ChildSpec) -> int:
 
     Raises ModelLoadError where the tokenizer cannot be loaded. The loop is left open: `run_child` exits at once.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection takes a descriptor
     return uvloop.new_event_loop().run_until_complete(_serve(spec))
 
 

@@ -34,12 +34,17 @@ class Decoder:
     """Implements `interface.Model`. Matrices and activations are in `dtype`, norm weights in float32."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, StoredTensor], dtype: torch.dtype, ops: Ops
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device,
     ) -> None:
         self.config = config
-        self._dtype, self._ops = dtype, ops
+        self._dtype, self._ops, self._device = dtype, ops, device
         self._heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        build = _Builder(config, weights, dtype, ops)
+        build = _Builder(config, weights, dtype, ops, device)
         self._embedding = build.matrix("token_embd")
         # transformers rounds the scale to the weights' dtype
         scale = config.embedding_scale
@@ -51,10 +56,11 @@ class Decoder:
 
     def new_cache(self, pages: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
         shape = (pages, page_size, self.config.num_kv_heads, self.config.head_dim)
-        return [
-            (torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype))
-            for _ in self._layers
-        ]
+
+        def pages_of_zeros() -> Tensor:
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+        return [(pages_of_zeros(), pages_of_zeros()) for _ in self._layers]
 
     def forward(self, ids: Tensor, cache: list[tuple[Tensor, Tensor]], batch: StepBatch) -> Tensor:
         config, ops, eps = self.config, self._ops, self.config.norm_eps
@@ -80,11 +86,17 @@ class _Builder:
     """Takes tensors from the files one at a time and packs them."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, StoredTensor], dtype: torch.dtype, ops: Ops
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device,
     ) -> None:
-        self.config, self.weights, self.dtype, self.ops = config, weights, dtype, ops
+        self.config, self.weights, self.dtype, self.ops, self.device = config, weights, dtype, ops, device
         self.tables = {
-            rope: cos_sin_table(rope, config.head_dim, config.context_length) for rope in set(config.ropes)
+            rope: cos_sin_table(rope, config.head_dim, config.context_length).to(device)
+            for rope in set(config.ropes)
         }
 
     def layer(self, i: int) -> _Layer:
@@ -107,16 +119,19 @@ class _Builder:
             window=config.windows[i],
         )
 
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self.weights[name].load().to(self.device, dtype)
+
     def matrix(self, name: str) -> Tensor:
-        return self.weights[name + ".weight"].load().to(self.dtype)
+        return self.load(name + ".weight", self.dtype)
 
     def norm(self, name: str) -> Tensor:
-        return self.weights[name + ".weight"].load().float() + self.config.norm_offset
+        return self.load(name + ".weight", torch.float32) + self.config.norm_offset
 
     def linear(self, *names: str) -> Linear:
         """One product for the weights of `names`, stacked."""
         bias = None
         if names[0] + ".bias" in self.weights:
-            bias = torch.cat([self.weights[name + ".bias"].load().to(self.dtype) for name in names])
+            bias = torch.cat([self.load(name + ".bias", self.dtype) for name in names])
         weights = [self.matrix(name) for name in names]
         return self.ops.pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)

@@ -17,12 +17,19 @@ from gapless.runtime.model.interface import Model
 from gapless.runtime.model.loader_names import hf_name, tensor_shapes
 from gapless.runtime.model.loader_safetensors import StoredTensor, read_checkpoint
 
+CPU = torch.device("cpu")
 # Before "embed_tokens.weight" stands one of these: a causal model, Gemma 3 with vision (two spellings), a bare model.
 _HF_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 
 
-def load_model(source: ModelSource, dtype: torch.dtype, ops: Ops, progress: Callable[[str], None]) -> Model:
-    """Loads an "hf" or "gguf" source in `dtype`; `progress` is told in words what is being done.
+def load_model(
+    source: ModelSource,
+    dtype: torch.dtype,
+    ops: Ops,
+    progress: Callable[[str], None],
+    device: torch.device = CPU,
+) -> Model:
+    """Loads an "hf" or "gguf" source in `dtype` on `device`; `progress` is told in words what is being done.
 
     Raises ModelLoadError naming the file, and the tensor where one is missing, cut or of another shape.
     """
@@ -33,7 +40,7 @@ def load_model(source: ModelSource, dtype: torch.dtype, ops: Ops, progress: Call
     else:
         weights = hf_weights(source.path, config)
     progress("packing weights")
-    return Decoder(config, weights, dtype, ops)
+    return Decoder(config, weights, dtype, ops, device)
 
 
 def hf_weights(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:

@@ -154,11 +154,21 @@ class Server:
             found[words[words.index("-m") + 1].split(".")[-2]] = Watched(pid)
         return found
 
+    def info(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/server_info", timeout=5).json())
+
+    def wait_info(self, name: str, value: int, seconds: float = 30) -> None:
+        """Polls /server_info until the number `name` is `value`."""
+        deadline = time.monotonic() + seconds
+        while (seen := self.info()[name]) != value:
+            assert time.monotonic() < deadline, f"{name} is {seen} after {seconds} s, not {value}"
+            time.sleep(0.02)
+
     def wait_idle(self, seconds: float = 5) -> None:
         """Waits until no request is left and the pool is accounted for: every page free or in the cache."""
         deadline = time.monotonic() + seconds
         while True:
-            info = httpx.get(f"{self.url}/server_info", timeout=5).json()
+            info = self.info()
             state = {name: info[name] for name in ("live_requests", "running", "waiting", "used_tokens")}
             if not any(state.values()):
                 return

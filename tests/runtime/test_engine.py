@@ -93,13 +93,21 @@ def test_many_threads_at_once(shared: Engine) -> None:
 
 
 def test_made_and_used_in_a_thread_that_ends() -> None:
-    """The engine outlives the thread that made it, and installs no signal handler (only a main thread could)."""
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    """The engine outlives the thread that made it."""
     with ThreadPoolExecutor(1) as pool:
         engine = pool.submit(Engine, "toy").result()
+        assert pool.submit(engine.generate, "a", PARAMS).result()["output_ids"] == expected("a")
     with engine:
-        assert engine.generate("a", PARAMS)["output_ids"] == expected("a")
-    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+        assert engine.generate("b", PARAMS)["output_ids"] == expected("b")
+
+
+def test_it_leaves_signal_handlers_alone() -> None:
+    """Also in the main thread, where it could install some."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    with Engine("toy"):
+        assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_inside_a_running_event_loop() -> None:

@@ -66,18 +66,32 @@ def test_a_supervisor_may_signal_every_process(serve) -> None:
     assert stream.events[-1]["meta_info"]["completion_tokens"] == 50
 
 
-def test_a_second_signal_does_not_wait(serve) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(serve, number: signal.Signals) -> None:
     server = serve(SLOW)
     stream = server.stream(text="a", sampling_params=LONG)
     stream.wait_first()
-    server.process.terminate()
+    server.process.send_signal(number)
     server.wait_health(503, seconds=1.5)
     children = server.children()
-    server.process.terminate()
-    assert server.wait(3) == 128 + signal.SIGTERM
+    server.process.send_signal(number)
+    assert server.wait(3) == 128 + number
     assert all(child.within(1) for child in children.values())
     stream.wait_end()
     assert not stream.done
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_loads(serve, number: signal.Signals, tmp_path: Path) -> None:
+    """Nothing is open yet: it stops at once, with 0, and leaves nothing."""
+    (tmp_path / "tmp").mkdir()
+    server = serve(healthy=False, env={"TMPDIR": str(tmp_path / "tmp")})
+    children = server.children()
+    server.process.send_signal(number)
+    assert server.wait(2 + 3) == 0
+    assert all(child.within(0) for child in children.values())
+    assert server.log == ""
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_draining_is_bounded(serve) -> None:
@@ -92,10 +106,12 @@ def test_draining_is_bounded(serve) -> None:
 
 
 def test_an_occupied_port_is_found_before_anything_loads() -> None:
-    """A port that is taken is named at once; the server neither waits nor takes another port."""
+    """A port that is taken is named at once, before the model is looked for; the server takes no other port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ended = run_gapless("serve", "--model-path=toy", "--port", port)
+        started = time.monotonic()
+        ended = run_gapless("serve", "--model-path=/nonexistent/model.gguf", "--port", port)
+    assert time.monotonic() - started < 3
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1
@@ -162,8 +178,15 @@ def test_killed_launcher_leaves_no_child_and_frees_the_port(serve) -> None:
     assert again.generate(text="a").status_code == 200
 
 
-def test_it_serves_without_a_gpu_and_says_so(serve) -> None:
-    """With no CUDA device to be seen it serves on the CPU, and one line of the log says which device and why."""
-    server = serve(env={"CUDA_VISIBLE_DEVICES": ""})
-    assert server.generate(text="a").status_code == 200
-    assert len(re.findall(r"device: .+", server.log)) == 1
+@pytest.mark.parametrize("model", ["toy", "demo"])
+def test_it_serves_without_a_gpu_and_says_so(serve, tmp_path: Path, model: str) -> None:
+    """No CUDA device, and no CUDA package: it serves on the CPU; one line of the log says which device and why."""
+    for package in ("cuda", "cupy", "flash_attn", "flashinfer", "sgl_kernel", "triton", "vllm", "xformers"):
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module named {package}')")
+    server = serve(f"--model-path={model}", env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tmp_path)})
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+    assert server.generate(**body).json()["meta_info"]["completion_tokens"] == 2
+    (line,) = re.findall(r"device: .+", server.log)
+    if model == "demo":
+        assert line.startswith("device: CPU ")
+        assert "(no CUDA device)" in line

@@ -127,4 +127,5 @@ class CostModel:
 def _pairs_up_to(length: NDArray[np.int64], window: int) -> NDArray[np.int64]:
     """The sum of min(n, window) for n from 1 to length: keys that the first `length` queries see."""
     inside = np.minimum(length, window)
-    return inside * (inside + 1) // 2 + (length - inside) * window
+    pairs: NDArray[np.int64] = inside * (inside + 1) // 2 + (length - inside) * window
+    return pairs

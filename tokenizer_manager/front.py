@@ -83,6 +83,11 @@ class Front:
         if (refusal := self.refusal()) is not None:
             raise UnavailableError(refusal[1])
 
+    def check_healthy(self) -> None:
+        """For requests that can be sent elsewhere: they should not wait for an engine that hangs."""
+        if (health := self.health())["status"] != "ok":
+            raise UnavailableError(health["reason"])
+
     async def submit(self, call: Call, prompts: Sequence[Prompt]) -> None:
         """Tokenizes the call's prompts and hands them over: all, or none and RequestError for the one at fault."""
         tokenizer, ready = self.tokenizer, self.ready

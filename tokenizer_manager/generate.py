@@ -34,13 +34,13 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         front = self._front
-        front.check_open()
+        front.check_healthy()
         try:
             body = await read_body(Request(scope, receive), front.config.max_body_bytes)
         except ClientDisconnect:
             return
         request = parse_generate(body, front.config)
-        front.check_open()  # the body may have taken its time
+        front.check_healthy()  # the body may have taken its time
         interval = front.config.stream_interval if request.stream else 0
         call = front.registry.open([prompt.rid for prompt in request.prompts], interval)
         with self._aborted_with_client(call, receive):

@@ -112,9 +112,8 @@ def _decode(body: bytes) -> Mapping[str, Any]:
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    if isinstance(value, list):
-        return all(_is_neutral(item, neutral) for item in value)
-    return value is None or any(type(value) is type(item) and value == item for item in neutral)
+    items = value if isinstance(value, list) else [value]
+    return all(i is None or any(type(i) is type(n) and i == n for n in neutral) for i in items)
 
 
 def _prompts(fields: Mapping[str, Any]) -> tuple[str, list[Any], bool]:

@@ -44,6 +44,7 @@ class Engine:
 
     def __init__(self, echo: bool) -> None:
         self.echo = echo
+        self.now = 0.0  # seconds on the front's clock
         self.front: Front
         self.sent: list[Submit | Abort] = []
         self._inbox: asyncio.Queue[Submit | Abort] = asyncio.Queue()
@@ -134,7 +135,7 @@ class EventStream:
 
 def _front(echo: bool, loaded: bool, options: dict[str, Any]) -> tuple[Front, Engine]:
     engine = Engine(echo)
-    engine.front = Front(ServerConfig(model_path="toy", **options), engine.send)
+    engine.front = Front(ServerConfig(model_path="toy", **options), engine.send, lambda: engine.now)
     if loaded:
         engine.front.tokenizer = ByteTokenizer()
         engine.front.handle(READY)

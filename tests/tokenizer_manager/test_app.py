@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.messages import Fatal, Heartbeat, Ready
+from gapless.runtime.core.messages import Fatal, Finish, Heartbeat, Ready
 from gapless.runtime.tokenizer.byte_tokenizer import ByteTokenizer
 from gapless.tokenizer_manager.front import Front
 
@@ -52,6 +52,26 @@ def test_health_over_http(run: Any, in_process: Any) -> None:
             service.front.draining = True
             response = await service.generate(text="a")
             assert (response.status_code, response.headers["connection"]) == (503, "close")
+
+    run(test())
+
+
+def test_a_stalled_engine_gets_no_new_requests(run: Any, on_a_socket: Any) -> None:
+    """A router can send them elsewhere. Those that the engine has wait for it: it may go on, or its watchdog bites."""
+
+    async def test() -> None:
+        async with on_a_socket() as service:
+            answer, submit = await service.start(text="a")
+            service.engine.now = 2.0
+            refused = await service.generate(text="b")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert "no heartbeat" in refused.json()["error"]["message"]
+            service.front.handle(Heartbeat(1.9, 0, 0, 0, 0, 1))
+            service.engine.gain(submit.uid, "x", [1], Finish.LENGTH)
+            assert (await answer).status_code == 200
+            answer, submit = await service.start(text="c")
+            service.engine.gain(submit.uid, "x", [1], Finish.LENGTH)
+            assert (await answer).status_code == 200
 
     run(test())
 

@@ -62,7 +62,7 @@ class Http:
         deadline = time.monotonic() + WAIT
         while (seen := self.health()) != status:
             assert time.monotonic() < deadline, seen
-            self.front.send(Heartbeat(time.monotonic(), 0, 0, 0, 0, 0))
+            self.front.send(Heartbeat(time.monotonic() + WAIT, 0, 0, 0, 0, 0))
 
     def load(self) -> None:
         self.front.send(READY)

@@ -124,6 +124,14 @@ def test_a_batch_shares_or_lists_its_fields() -> None:
     ]
 
 
+def test_any_json_may_stand_where_nothing_is_served() -> None:
+    """Also a list nested as deep as the decoder takes it: a refusal that names the field, no recursion."""
+    nested = 900 * "[" + 900 * "]"
+    with pytest.raises(RequestError) as caught:
+        parse_generate(b'{"text": "a", "image_data": %s}' % nested.encode(), CONFIG)
+    assert caught.value.param == "image_data"
+
+
 def test_a_batch_of_one_stays_a_batch() -> None:
     assert parse(text=["a"]).is_batch
     assert parse(input_ids=[[1]]).is_batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -66,6 +68,10 @@ class PrefixCache:
         self._tree.lock_node(node)
         self._tree.unlock(held)
         return node, kept
+
+    def nodes(self) -> Iterator[Node]:
+        """The tree's nodes, for checks."""
+        return self._tree.nodes()
 
     def check_idle(self) -> None:
         """Raises AssertionError unless every page is free or cached, and no request holds any."""

@@ -22,7 +22,7 @@ from gapless.runtime.core.messages import ToDetokenizer, ToFront, ToScheduler
 
 log = logging.getLogger("gapless.ipc")
 T = TypeVar("T")
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 
 # Endpoint names; the union is what its reader accepts.
 SCHEDULER: tuple[str, Any] = ("scheduler", ToScheduler)
@@ -53,7 +53,7 @@ class Sender:
         self._socket.connect(endpoint)
 
     def send(self, message: Any) -> None:
-        self._socket.send(_encode(message), zmq.NOBLOCK, copy=True)
+        self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
 
     def close(self) -> None:
         self._socket.close()

@@ -68,6 +68,10 @@ class ToyModel:
         self._script = _read_script(knobs.script)
         self.forwards = 0
 
+    def entries(self, places: NDArray[np.int64]) -> U64:
+        """What the pool holds at places (page * page_size + offset), for tests."""
+        return self._pool[places]
+
     def sample_late(self, plan: Plan) -> Ids:
         """Applies the plan's page-table changes; then ids for plan.late, from the histories that were kept."""
         knobs = self.knobs
@@ -84,7 +88,7 @@ class ToyModel:
         knobs = self.knobs
         ids = np.where(plan.ids < 0, self._future[-np.minimum(plan.ids, 0)], plan.ids)
         assert (ids >= 0).all(), "a future token was read before it was sampled"
-        self._pool[plan.out_loc] = _entry(ids, plan.positions)
+        self._pool[plan.out_loc] = toy_entries(ids, plan.positions)
         for row in plan.held_rows.tolist():
             self._kept[plan.slots[row]] = self._history(plan, row)
         rows = zip(plan.sample_rows.tolist(), plan.sampling.output_index.tolist(), strict=True)
@@ -118,12 +122,14 @@ def toy_output(
     `mask_after(output so far)` gives the mask for the next id, where the output is constrained.
     """
     script = _read_script(knobs.script)
-    history = _entry(np.asarray(prompt, np.int64), np.arange(len(prompt))).sum(dtype=np.uint64, keepdims=True)
+    history = toy_entries(np.asarray(prompt, np.int64), np.arange(len(prompt))).sum(
+        dtype=np.uint64, keepdims=True
+    )
     output: list[int] = []
     for index in range(count):
         choice = _choose(knobs, script, history, index)
         output.append(choice if mask_after is None else _allowed(choice, mask_after(output)))
-        history = history + _entry(np.array([output[-1]]), np.array([len(prompt) + index]))
+        history = history + toy_entries(np.array([output[-1]]), np.array([len(prompt) + index]))
     return output
 
 
@@ -143,7 +149,7 @@ def _allowed(choice: int, mask: I32) -> int:
     return int(bits[np.searchsorted(bits, choice) % len(bits)])
 
 
-def _entry(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:
+def toy_entries(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:
     return mix(mix(ids.astype(np.uint64)) ^ positions.astype(np.uint64))
 
 

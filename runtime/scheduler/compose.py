@@ -169,7 +169,7 @@ class Composer:
 
     def _start(self, request: Request) -> bool:
         batch, resumed = self.batch, request.slot != 0
-        reserve = self._reserve.pages_for(request, batch.running, batch.rows, self.cache.page_size)
+        reserve = self._reserve.pages_for(request, batch.running, batch.rows)
         if not batch.start(request, reserve):
             return False
         if resumed:

@@ -14,7 +14,7 @@ from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Abort, Finish, StepOutput, Stop, Submit, column, int32s, uint8s
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
-from gapless.runtime.model.toy import ToyKnobs, toy_output
+from gapless.runtime.model.toy import ToyKnobs, toy_entries, toy_output
 from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
 from gapless.runtime.scheduler.scheduler import Scheduler
 
@@ -30,6 +30,7 @@ class Seen:
     generation: int = 0
     cached_tokens: int = -1
     forwards: int = 0  # launched rows, decode or chunk
+    decodes: int = 0  # those past the prompt
 
 
 class ToyLaunch:
@@ -108,7 +109,22 @@ class Runner:
             self.scheduler.retire(launch.plan, launch.ids, launch.late_ids)
             self.collect()
         self.collect()
+        self.check_tree()
         return retired or launched > 0
+
+    def check_tree(self) -> None:
+        """Each cached page holds the KV of its ids at their positions: nothing enters before it is computed."""
+        if not isinstance(self.worker, ToyWorker):
+            return
+        size = self.scheduler.batch.cache.page_size
+        for node in self.scheduler.batch.cache.nodes():
+            above, parent = 0, node.parent
+            while parent is not None:
+                above, parent = above + len(parent.ids), parent.parent
+            places = (node.pages.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
+            held = self.worker.model.entries(places)
+            want = toy_entries(node.ids, np.arange(above, above + len(node.ids)))
+            assert (held == want).all(), "the tree holds a page that was not computed"
 
     def take_late(self) -> None:
         """Late samples of the oldest step in flight, if the device has come so far."""
@@ -139,9 +155,11 @@ class Runner:
         return ids[: stops[0] + 1] if stops else ids
 
     def _count_forwards(self, plan: Plan) -> None:
-        for slot in plan.slots.tolist():
+        for row, slot in enumerate(plan.slots.tolist()):
             request = self.scheduler.batch.request(slot)
-            self.seen[request.submit.uid].forwards += 1
+            seen = self.seen[request.submit.uid]
+            seen.forwards += 1
+            seen.decodes += row < len(plan.slots) - plan.chunks
             self.preemptions[request.submit.uid] = request.preemptions
 
     def _collect(self, output: StepOutput) -> None:

@@ -1,0 +1,107 @@
+"""Scripts for the differential runner: arrivals, aborts, stops and lengths, and what must come of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from differential import Runner
+
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.messages import Finish
+
+TURNS = 45
+_STEMS = [[(7 * i + 3 * j) % 250 for i in range(40)] for j in range(3)]
+_EOS = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request of a script; times are turns of the loop."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    arrive: int
+    abort: int | None  # when
+    stop: int | None  # the output length at which the detokenizer finds a stop string
+    stop_delay: int  # turns that its word takes
+
+
+def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
+    """Options that make trouble likely, with `cell` given."""
+    drawn = {
+        "max_num_batched_tokens": rng.choice([8, 32, 256]),
+        "max_running_requests": rng.randint(1, 6),
+        "max_total_tokens": rng.choice([64, 96, 160, 1024]),
+        "context_length": rng.choice([64, 128]),
+        "schedule_policy": rng.choice(["fcfs", "lpm"]),
+        "toy": rng.choice(["", "eos_at=3", "eos_at=1", "vocab_size=257"]),
+    }
+    return ServerConfig(model_path="toy", **drawn | cell)
+
+
+def random_script(rng: random.Random) -> list[Step]:
+    return [_random_step(rng) for _ in range(rng.randint(1, 9))]
+
+
+def _random_step(rng: random.Random) -> Step:
+    stem = rng.choice(_STEMS)[: rng.randint(0, 40)]
+    tail = [rng.randint(0, 255) for _ in range(rng.randint(0, 6))]
+    return Step(
+        prompt=stem + tail or [1],
+        max_new_tokens=rng.choice([0, 1, 2, 5, 17, 40]),
+        stop_ids=rng.choice([(), (_EOS,), (_EOS, 9, 77, 140, 200, 12)]),
+        arrive=rng.choice([0, rng.randint(0, 30)]),
+        abort=rng.choice([None, None, rng.randint(0, 40)]),
+        stop=rng.choice([None, None, rng.randint(1, 12)]),
+        stop_delay=rng.choice([0, 0, 1, 2, 5]),
+    )
+
+
+def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runner:
+    """Runs the script to its end; raises AssertionError if anything but the closed form comes of it."""
+    runner = Runner(config, late=late)
+    found: dict[int, int] = {}  # the turn in which a stop string was found
+    stopped: set[int] = set()
+    for now in range(TURNS):
+        for uid, step in enumerate(script, 1):
+            if step.arrive == now:
+                runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids)
+            if step.abort == now and uid in runner.seen:
+                runner.abort(uid)
+            seen = runner.seen.get(uid)
+            if seen and step.stop and len(seen.ids) >= step.stop:
+                found.setdefault(uid, now)
+            if uid in found and uid not in stopped and now >= found[uid] + step.stop_delay:
+                runner.stop(uid, step.stop)
+                stopped.add(uid)
+        runner.turn()
+    # Who was stopped gets no terminal from the scheduler: the detokenizer, who found the stop, is its author.
+    for uid in stopped:
+        if not runner.seen[uid].finish:
+            runner.seen[uid].finish = Finish.STOP_STRING
+    runner.finish()
+    for uid, step in enumerate(script, 1):
+        _check(runner, step, uid)
+    return runner
+
+
+def _check(runner: Runner, step: Step, uid: int) -> None:
+    seen, prompt, scheduler = runner.seen[uid], step.prompt, runner.scheduler
+    if len(prompt) > scheduler.max_prompt_tokens:
+        assert seen.finish in (Finish.FAILED, Finish.ABORT)
+        return
+    room = min(scheduler.context_length - len(prompt), scheduler.pool_tokens - len(prompt) + 1)
+    count = min(step.max_new_tokens, room)
+    want = runner.expected(prompt, count, step.stop_ids)
+    if seen.finish in (Finish.ABORT, Finish.STOP_STRING):
+        assert seen.ids == want[: len(seen.ids)]
+        return
+    assert seen.ids == want
+    assert seen.finish == (Finish.STOP_TOKEN if want and want[-1] in step.stop_ids else Finish.LENGTH)
+    assert 0 <= seen.cached_tokens < len(prompt)
+    if not runner.preemptions.get(uid):
+        assert seen.decodes <= max(count - 1, 0), "a forward beyond the known limit"
+        assert seen.decodes <= len(want) + (runner.lag + 1) * runner.steps

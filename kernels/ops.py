@@ -1,15 +1,18 @@
 """The operations that a decoder layer is made of: one protocol, several implementations.
 
 `kernels.reference` is plain torch, runs on every device and defines what is right; `kernels.cpu` replaces it with
-fused C on the CPU. T = tokens of the step, R = requests of the step, D = head dim, H / Hkv = query / KV heads.
-Activations are bfloat16 or float32; norm weights are always float32 and multiply as they are (a model whose norm is
-`1 + w` adds the one when it loads); every reduction is done in float32.
+fused C on the CPU, `kernels.batched` with torch operations that never wait for a GPU. T = tokens of the step,
+R = requests of the step, D = head dim, H / Hkv = query / KV heads. Activations are bfloat16 or float32; norm weights
+are always float32 and multiply as they are (a model whose norm is `1 + w` adds the one when it loads); every reduction
+is done in float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from gapless.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -107,8 +110,19 @@ class Ops(Protocol):
 
 
 def choose_ops(backend: Literal["auto", "native", "torch"], device: torch.device) -> Ops:
-    """The fastest implementation that works here; `native` raises ConfigError where it cannot be built."""
-    if device.type == "cpu" and backend != "torch":
+    """The fastest implementation that works here; `native` raises ConfigError where it cannot be built.
+
+    Kernels for a GPU are to be chosen here, in the place of the batched torch operations.
+    """
+    if device.type != "cpu":
+        if backend == "native":
+            raise ConfigError(
+                "--attention-backend native: its kernels are for the CPU", param="attention_backend"
+            )
+        from gapless.kernels.batched import BatchedOps
+
+        return BatchedOps()
+    if backend != "torch":
         from gapless.kernels.cpu import native_ops
 
         found = native_ops(required=backend == "native")

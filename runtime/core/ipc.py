@@ -1,6 +1,6 @@
 """ZeroMQ PUSH/PULL sockets in a private directory, carrying typed MessagePack.
 
-No pickle: a message that is not one of the expected structs is logged and dropped.
+No pickle: what is not one of the expected structs, or has columns that do not fit together, is logged and dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ import msgspec
 import zmq
 
 from gapless.runtime.core.errors import ConfigError
-from gapless.runtime.core.messages import ToDetokenizer, ToFront, ToScheduler
+from gapless.runtime.core.messages import (
+    StepOutput,
+    Submit,
+    TextOutput,
+    ToDetokenizer,
+    ToFront,
+    ToScheduler,
+    int32s,
+)
 
 log = logging.getLogger("gapless.ipc")
 T = TypeVar("T")
@@ -64,6 +72,7 @@ class Receiver(Generic[T]):
 
     def __init__(self, context: zmq.Context[Any], directory: Path, channel: tuple[str, Any]) -> None:
         endpoint = _endpoint(directory, channel[0])
+        self._name = channel[0]
         self._decode = Decoder(channel)
         self.socket = context.socket(zmq.PULL)
         self.socket.set_hwm(0)
@@ -92,12 +101,16 @@ class Receiver(Generic[T]):
         """Hands every message to `handle`, on `loop`; call what it returns to stop that.
 
         ZeroMQ's descriptor tells of changes only, not of a state: every reading goes on until nothing is left, and
-        one comes first.
+        one comes first. A message that `handle` fails on is logged and takes no other with it.
         """
 
         def read() -> None:
             for message in self.drain():
-                handle(message)
+                try:
+                    handle(message)
+                except Exception:
+                    kind = type(message).__name__
+                    log.exception("cannot handle a message %s on channel %s", kind, self._name)
 
         descriptor = self.socket.getsockopt(zmq.FD)
         loop.add_reader(descriptor, read)
@@ -117,7 +130,28 @@ class Decoder:
 
     def __call__(self, data: bytes) -> Any:
         try:
-            return self._decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            message = self._decode(data)
+            _check_columns(message)
+            return message
+        except (ValueError, RecursionError) as error:
             log.error("dropped a message of %d bytes on channel %s: %s", len(data), self._name, error)
             return None
+
+
+def _check_columns(message: Any) -> None:
+    """What the types cannot say: raises ValueError for columns of different lengths."""
+    match message:
+        case StepOutput():
+            rows = len(message.finish)
+            fit = len(message.slots) == len(message.generations) == len(message.ids) == 4 * rows
+        case TextOutput():
+            rows = len(message.texts)
+            fit = len(message.uids) == 8 * rows and len(message.counts) == 4 * rows
+            counts = int32s(message.counts) if fit else None
+            fit = counts is not None and counts.min(initial=0) >= 0 and 4 * counts.sum() == len(message.ids)
+        case Submit():
+            fit = len(message.input_ids) % 4 == 0
+        case _:
+            return
+    if not fit:
+        raise ValueError(f"the columns of a {type(message).__name__} do not fit together")

@@ -20,6 +20,7 @@ from gapless.runtime.core.trace import Recorder
 from gapless.runtime.scheduler.scheduler import Scheduler
 
 HEARTBEAT_S = 0.25
+STALLED_TURNS = 1000  # in which there was work and nothing was launched or in flight
 LATE_WAIT_S = 0.005  # for late samples of a step that is about to begin; the device is busy meanwhile
 
 
@@ -54,6 +55,7 @@ class Loop:
         self._flying: deque[Launch] = deque()
         self._last_beat = 0.0
         self._launches = 0
+        self._idle_turns = 0
         self._now = time.perf_counter()
 
     def run(self) -> None:
@@ -70,6 +72,7 @@ class Loop:
         self._mark("receive")
         self._take_late()
         launched = self._launch_steps()
+        self._check_progress(launched)
         keep = self._lag * self._steps if launched else 0
         while len(self._flying) > keep:
             self._retire(self._flying.popleft())
@@ -78,6 +81,15 @@ class Loop:
                 break  # nothing more to launch until this is decided; perhaps there is now
         self._send()
         self._beat()
+
+    def _check_progress(self, launched: int) -> None:
+        """A scheduler that has work and does none would spin for ever: better an end that says so."""
+        resting = launched or self._flying or self.scheduler.is_idle
+        self._idle_turns = 0 if resting else self._idle_turns + 1
+        if self._idle_turns > STALLED_TURNS:
+            raise InternalError(
+                f"the scheduler is stalled: {self.scheduler.counts} running, waiting, tokens in use"
+            )
 
     def _launch_steps(self) -> int:
         """Composes, and launches each plan as soon as it is there."""

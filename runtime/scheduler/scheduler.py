@@ -10,7 +10,7 @@ import numpy as np
 from gapless.overlap.device import Ids
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import InternalError, RequestError
+from gapless.runtime.core.errors import GaplessError, InternalError, RequestError
 from gapless.runtime.core.messages import (
     Abort,
     Closed,
@@ -154,20 +154,23 @@ class Scheduler:
         self.batch.check_idle()
 
     def _submit(self, message: Submit) -> None:
-        prompt = len(message.input_ids) // 4
-        if message.uid in self._by_uid:
-            log.error("dropped a second request with uid %d", message.uid)
+        prompt, odd = divmod(len(message.input_ids), 4)
+        if message.uid in self._by_uid or odd:
+            log.error("dropped a request with uid %d: a second one, or not of whole ids", message.uid)
             return
-        if not 1 <= prompt <= self.max_prompt_tokens:
-            error = RequestError(
-                f"a prompt has 1 to {self.max_prompt_tokens} tokens here, this one has {prompt}"
-            )
-            self._closed.append(Closed(message.uid, Finish.FAILED, error.message, error.code, prompt))
+        try:
+            if not 1 <= prompt <= self.max_prompt_tokens:
+                limit = self.max_prompt_tokens
+                raise RequestError(f"a prompt has 1 to {limit} tokens here, this one has {prompt}")
+            grammar = self._make_grammar(message)
+        except Exception as error:  # its own fault ends its own request
+            code = error.code if isinstance(error, GaplessError) else InternalError.code
+            self._closed.append(Closed(message.uid, Finish.FAILED, str(error), code, prompt))
             return
         room = min(self.context_length - prompt, self.pool_tokens - prompt + 1)
         self._arrivals += 1
         max_output = min(message.params.max_new_tokens, room)
-        request = Request(message, self._arrivals, max_output, grammar=self._make_grammar(message))
+        request = Request(message, self._arrivals, max_output, grammar=grammar)
         self._by_uid[message.uid] = request
         self.composer.waiting[message.uid] = request
 
@@ -179,6 +182,9 @@ class Scheduler:
 
     def _stop(self, message: Stop) -> None:
         rows, slot = self.batch.rows, message.slot
+        if not 0 < slot < len(rows.generation):
+            log.error("dropped a stop for slot %d, which is not there", slot)
+            return
         if rows.generation[slot] != message.generation or rows.has(slot, ENDING):
             return
         rows.truncate(slot, message.output_len)

@@ -6,7 +6,8 @@ import pytest
 from differential import Runner
 
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.messages import Finish
+from gapless.runtime.core.messages import Finish, Stop, Submit
+from gapless.runtime.core.sampling import SamplingParams
 
 PROMPT = [(5 * i) % 251 for i in range(40)]
 EOS = 256
@@ -196,3 +197,24 @@ def test_longest_prefix_first_prefers_the_warm_request(make):
     runner.finish()
     assert runner.plans[1].kv_len.tolist() == [len(PROMPT) + 1]
     assert runner.seen[3].cached_tokens == len(PROMPT)
+
+
+def test_garbage_from_the_channel_is_dropped(make):
+    runner = make()
+    runner.submit(1, PROMPT, 5)
+    runner.turn()
+    for slot in (0, -1, 10**6):
+        runner.scheduler.handle([Stop(slot, 0, 1)])
+    runner.scheduler.handle([Submit(7, b"abc", SamplingParams(), (), seed=0)])
+    runner.finish()
+    assert runner.seen[1].ids == runner.expected(PROMPT, 5)
+
+
+def test_a_grammar_that_cannot_be_made_ends_its_own_request():
+    def make_grammar(submit):
+        raise ValueError("no such rule")
+
+    runner = Runner(ServerConfig(model_path="toy", context_length=512), make_grammar=make_grammar)
+    runner.submit(1, PROMPT, 5)
+    assert (runner.seen[1].finish, runner.seen[1].message) == (Finish.FAILED, "no such rule")
+    runner.finish()

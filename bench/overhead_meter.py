@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gapless.overlap.simulated import SimulatedDevice, SimulatedLaunch
-from gapless.runtime.core.plan import DeviceInfo, Plan
+from gapless.overlap.simulated import WallClock
 from gapless.runtime.core.trace import Recorder
 
 F64 = NDArray[np.float64]
@@ -73,9 +72,9 @@ class Meter:
         self.steps = 0  # retired so far
         self.without_work = 0.0  # seconds in which the loop had nothing to do
         self._phases: dict[str, float] = defaultdict(float)
-        self._left = time.perf_counter()
+        self._left = time.perf_counter()  # the last wait
         self._used = time.process_time()
-        self._waiting = 0.0  # CPU seconds of this thread in the last wait
+        self._spun = 0.0
 
     def phase(self, name: str, start: float, end: float) -> None:
         if name == "idle":
@@ -90,44 +89,26 @@ class Meter:
         if self.trace is not None:
             self.trace.step(number, start, end)
 
-    def enter_wait(self) -> None:
-        host = time.perf_counter() - self._left
-        used, self._used = self._used, time.process_time()
-        self.samples.append(Sample(host, self._used - used - self._waiting, self._phases))
+    def waited(self, entered: float, used: float, spun: float, left: float) -> None:
+        """A wait from `entered` to `left`; `used` is the process's CPU time before it, `spun` this thread's in it."""
+        self.samples.append(Sample(entered - self._left, used - self._used - self._spun, self._phases))
         self._phases = defaultdict(float)
-        self._waiting = -time.thread_time()
-
-    def leave_wait(self) -> None:
-        self._waiting += time.thread_time()
-        self._left = time.perf_counter()
+        self._left, self._used, self._spun = left, used, spun
 
 
-class MeteredLaunch:
-    def __init__(self, launch: SimulatedLaunch, meter: Meter) -> None:
-        self.plan, self.launched_at = launch.plan, launch.launched_at
-        self.started = self.ended = 0.0
-        self.ids, self.late_ids, self.wait_late = launch.ids, launch.late_ids, launch.wait_late
-        self._launch, self._meter = launch, meter
+class MeteredClock(WallClock):
+    """Tells the meter of each wait. The device looks at the clock when a wait is entered, and again when it is over:
+    what is measured in between costs neither host nor device anything."""
 
-    def wait(self, timeout: float) -> bool:
-        self._meter.enter_wait()
-        fired = self._launch.wait(timeout)
-        self.started, self.ended = self._launch.started, self._launch.ended
-        self._meter.leave_wait()
-        return fired
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._looked = meter, 0.0
 
+    def now(self) -> float:
+        self._looked = super().now()
+        return self._looked
 
-class MeteredDevice:
-    """A simulated device whose waits the meter hears of."""
-
-    def __init__(self, device: SimulatedDevice, meter: Meter) -> None:
-        self._device, self._meter = device, meter
-
-    def start(self) -> DeviceInfo:
-        return self._device.start()
-
-    def launch(self, plan: Plan) -> MeteredLaunch:
-        return MeteredLaunch(self._device.launch(plan), self._meter)
-
-    def stop(self) -> None:
-        self._device.stop()
+    def wait_until(self, when: float) -> None:
+        entered, used, spun = self._looked, time.process_time(), time.thread_time()
+        super().wait_until(when)
+        spun = time.thread_time() - spun
+        self._meter.waited(entered, used, spun, time.perf_counter())

@@ -16,8 +16,8 @@ from typing import Any, cast
 import zmq
 
 from gapless.bench.overhead_client import Task
-from gapless.bench.overhead_meter import Meter, MeteredDevice, Window
-from gapless.overlap.simulated import ConstantWorker, SimulatedDevice, WallClock
+from gapless.bench.overhead_meter import Meter, MeteredClock, Window
+from gapless.overlap.simulated import ConstantWorker, SimulatedDevice
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import InternalError
 from gapless.runtime.core.ipc import DETOKENIZER, SCHEDULER, Receiver, Sender, private_directory
@@ -31,9 +31,10 @@ from gapless.runtime.scheduler.scheduler import Scheduler
 INPUT_LEN, VOCABULARY = 128, 32_000
 PREFILL_TOKENS = 1024  # of a step, beside one token for each running request
 WARM_UP_STEPS = 64
+ENDLESS = 2048  # more than the steps until all requests run
 LONGEST_OUTPUT = 10  # times the mean; one in e^10 would be longer
 MOST_PROBES, PROBE_STEPS, PROBE_WINDOWS = 20, 300, 3
-HIDDEN_IDLE, SHORTEST_S, LONGEST_S = 0.02, 10e-6, 20e-3
+HIDDEN_IDLE, LONGEST_S = 0.02, 20e-3
 PATIENCE_S = 30.0
 
 
@@ -68,7 +69,7 @@ class Rig:
     def __init__(self, case: Case, trace: Recorder | None = None) -> None:
         self.case, self.cost = case, case.cost
         steps = case.num_steps + (0 if case.lag == 0 else MOST_PROBES * PROBE_WINDOWS * PROBE_STEPS)
-        endless = 2 * WARM_UP_STEPS + case.batch + steps
+        endless = ENDLESS + steps
         self._max_output = LONGEST_OUTPUT * case.output_len or endless
         self._config = _config(case, INPUT_LEN + self._max_output)
         self._meter = Meter(None)
@@ -81,13 +82,16 @@ class Rig:
         self._inbox: Receiver[ToScheduler] = Receiver(self._context, self._directory, SCHEDULER)
         outbox = Sender(self._context, self._directory, DETOKENIZER)
         self.device = SimulatedDevice(
-            ConstantWorker(_info(config)), lambda plan: self.cost(plan), WallClock(), "simulated"
+            ConstantWorker(_info(config)),
+            lambda plan: self.cost(plan),
+            MeteredClock(self._meter),
+            "simulated",
         )
         self._scheduler = Scheduler(config, self.device.start())
         self._loop = loop_with(
             config,
             self._scheduler,
-            MeteredDevice(self.device, self._meter),
+            self.device,
             self._inbox,
             outbox if self.case.streaming else EndsOnly(outbox),
             self._meter,
@@ -121,13 +125,13 @@ class Rig:
     def min_step_hidden(self, host: float) -> float | None:
         """The shortest device step, in seconds, at which the idle share stays within 2 %; None above 20 ms.
 
-        `host` is where to begin to look. The last two steps tried, one hidden and one not, are 1 % apart.
+        The search begins at half of `host`, which is too short, and ends between two steps that are 1 % apart.
         """
-        high = max(host, SHORTEST_S)
+        high = host / 2
         while not self._hidden(high):
-            high *= 1.5
-            if high > LONGEST_S:
+            if high >= LONGEST_S:
                 return None
+            high = min(1.5 * high, LONGEST_S)
         low = high / 1.5
         while high / low > 1.01:
             middle = (low * high) ** 0.5

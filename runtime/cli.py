@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a wrong option or model."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _open_standard_descriptors()
     parser = _parser(with_bench=given[:1] == ["bench"])
     parsed = parser.parse_args(given)
     try:
@@ -28,6 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT if isinstance(error, ConfigError | ModelLoadError) else 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+        return 128 + signal.SIGPIPE
+
+
+def _open_standard_descriptors() -> None:
+    """Where one of 0, 1 and 2 is closed, as some supervisors have it, a socket would get its number."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _parser(*, with_bench: bool) -> Parser:

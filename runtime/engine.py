@@ -270,7 +270,7 @@ class _Host:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._set_closed)
             directory = private_directory()
-            stack.callback(shutil.rmtree, directory)
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
             context: zmq.Context[Any] = zmq.Context()
             stack.callback(context.destroy, linger=0)
             receiver: Receiver[ToDetokenizer] = Receiver(context, directory, DETOKENIZER)

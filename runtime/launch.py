@@ -53,8 +53,8 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen on --host {config.host} --port {config.port}: {why}") from error
 
 
@@ -84,7 +84,9 @@ class _Server:
 
     def supervise(self) -> int:
         event = self._events.get()
-        return self._fail(event) if isinstance(event, Child) else self._drain()
+        if not isinstance(event, Child):
+            return self._drain()
+        return 0 if self._has_stopped(event) else self._fail(event)
 
     def _drain(self) -> int:
         """Lets the HTTP process refuse new requests and finish the open ones."""
@@ -96,8 +98,11 @@ class _Server:
             return 1
         if not isinstance(event, Child):
             return 128 + event
-        ended_well = event is self._http and event.process.returncode in (0, -signal.SIGTERM)
-        return 0 if ended_well else self._fail(event)
+        return 0 if self._has_stopped(event) else self._fail(event)
+
+    def _has_stopped(self, dead: Child) -> bool:
+        """The HTTP process had a SIGTERM, from here or from a supervisor, and finished; or had nothing open yet."""
+        return dead is self._http and dead.process.returncode in (0, -signal.SIGTERM)
 
     def _fail(self, dead: Child) -> int:
         """Says which process died and how; where that is not the HTTP process, open streams end with an error."""
@@ -146,7 +151,9 @@ def _private_directory() -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory)
+        shutil.rmtree(
+            directory, ignore_errors=True
+        )  # a cleaner of temporary files may have been there before
 
 
 def _say(message: str) -> None:

@@ -25,6 +25,7 @@ from gapless.runtime.core.errors import ConfigError, GaplessError, InternalError
 
 EXIT_BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 log = logging.getLogger("gapless")
 
 
@@ -44,17 +45,17 @@ class Child:
     def __init__(self, module: str, spec: ChildSpec) -> None:
         self.name = module.split(".")[-2]
         self._directory = spec.directory
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                module,
-            ],  # -P: a file in the working directory must not shadow a module
-            stdin=subprocess.PIPE,
-            pass_fds=() if spec.listen_fd is None else (spec.listen_fd,),
-            start_new_session=True,
-        )
+        # The child inherits the mask: a signal that comes before it can ignore it waits until then.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS if spec.listen_fd is None else ())
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],  # -P: no file of the working directory shadows a module
+                stdin=subprocess.PIPE,
+                pass_fds=() if spec.listen_fd is None else (spec.listen_fd,),
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert self.process.stdin is not None
         fields = dataclasses.asdict(spec) | {"directory": str(spec.directory)}
         try:
@@ -76,7 +77,7 @@ class Child:
         """Why the process ended, in the class that its own error had: call it once it has."""
         try:
             report = json.loads(_report_path(self._directory, self.process.pid).read_bytes())
-        except FileNotFoundError:
+        except (OSError, ValueError):  # none, or half of one
             return InternalError(f"the {self.name} process died: {_exit_words(self.process.returncode)}")
         if report["code"] == ConfigError.code:
             return ConfigError(report["message"])
@@ -108,6 +109,7 @@ def run_child(main: Callable[[ChildSpec], int]) -> None:
     spec = ChildSpec(config, Path(fields.pop("directory")), **fields)
     if spec.listen_fd is None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     if spec.parent_death_signal:
         set_parent_death_signal(signal.SIGKILL)
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
@@ -121,8 +123,8 @@ def run_child(main: Callable[[ChildSpec], int]) -> None:
         log.exception("%s failed", sys.argv[0])
         _report(spec, InternalError.code, f"{type(error).__name__}: {error}")
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    print(end="", flush=True)  # unlike sys.stdout.flush() also where there is none
+    print(end="", flush=True, file=sys.stderr)
     os._exit(code)  # a device thread that hangs must not keep the process alive
 
 
@@ -139,7 +141,10 @@ def set_up_logging(level: str) -> None:
 
 
 def _report(spec: ChildSpec, code: str, message: str) -> None:
-    _report_path(spec.directory, os.getpid()).write_text(json.dumps({"code": code, "message": message}))
+    try:
+        _report_path(spec.directory, os.getpid()).write_text(json.dumps({"code": code, "message": message}))
+    except OSError as error:
+        log.error("%s (the parent cannot be told why: %s)", message, error)
 
 
 def _report_path(directory: Path, pid: int) -> Path:

@@ -110,6 +110,25 @@ def test_a_child_that_was_killed_is_named_with_its_signal(start: Start) -> None:
     assert child.failure().message == "the fake0 process died: killed by SIGKILL"
 
 
+def test_a_child_that_was_killed_while_it_said_why(start: Start) -> None:
+    child = start(
+        "(spec.directory / f'failure-{os.getpid()}.json').write_text('{')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\nreturn 0"
+    )
+    ended(child)
+    assert child.failure().message == "the fake0 process died: killed by SIGKILL"
+
+
+def test_a_child_whose_directory_is_gone_still_logs_why(
+    start: Start, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = start("spec.directory.rmdir()\nraise ModelLoadError('no such file')")
+    assert ended(child) == EXIT_BAD_INPUT
+    assert isinstance(child.failure(), InternalError)
+    assert "no such file" in capfd.readouterr().err
+    directory.mkdir()
+
+
 def test_the_end_of_a_child_is_reported_once(start: Start) -> None:
     seen: list[Child] = []
     reported = threading.Event()

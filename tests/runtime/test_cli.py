@@ -1,10 +1,14 @@
 """The `gapless` command."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 
+import httpx
 import pytest
 
 import gapless
@@ -45,6 +49,35 @@ def test_generate_prints_the_text_as_it_comes() -> None:
     assert ended.returncode == 0, ended.stderr
     with gapless.Engine("toy", toy="eos_at=9") as engine:
         assert ended.stdout == engine.generate("hello", {"max_new_tokens": 4})["text"] + "\n"
+
+
+def test_generate_ends_with_its_reader() -> None:
+    """`gapless generate ... | head`: no traceback."""
+    command = [*GAPLESS, "generate", "hello", "--model-path=toy", "--toy=delay_ms=5,eos_at=3000"]
+    with subprocess.Popen([*command, "--max-new-tokens=2000"], stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 128 + signal.SIGPIPE
+
+
+def test_serve_without_standard_descriptors() -> None:
+    """Started with 0, 1 and 2 closed: no socket takes the number of one of them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*GAPLESS, "serve", "--model-path=toy", f"--port={port}"]
+    with subprocess.Popen(["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command]) as process:
+        deadline, status = time.monotonic() + 60, 0
+        while status != 200:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            with contextlib.suppress(httpx.TransportError):
+                status = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_generate_refuses_a_wrong_parameter_with_its_name() -> None:

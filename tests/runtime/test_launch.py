@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -105,6 +106,25 @@ def test_draining_is_bounded(serve) -> None:
     assert "error" in stream.events[-1]
 
 
+def test_a_supervisor_may_signal_every_process_as_soon_as_it_starts(serve) -> None:
+    """The signal waits until a process has set up what it does with it: exit code 0, as at any later moment."""
+    server = serve(healthy=False)
+    for child in server.children().values():
+        child.send(signal.SIGTERM)
+    assert server.stop() == 0, server.log
+
+
+def test_a_cleaner_of_temporary_files_does_not_harm(serve, tmp_path: Path) -> None:
+    """/tmp may be swept while the server runs: it goes on, and stops without a traceback."""
+    (tmp_path / "tmp").mkdir()
+    server = serve(env={"TMPDIR": str(tmp_path / "tmp")})
+    (directory,) = (tmp_path / "tmp").glob("gapless-*")
+    shutil.rmtree(directory)
+    assert server.generate(text="a").status_code == 200
+    assert server.stop() == 0
+    assert "Traceback" not in server.log
+
+
 def test_an_occupied_port_is_found_before_anything_loads() -> None:
     """A port that is taken is named at once, before the model is looked for; the server takes no other port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -136,11 +156,12 @@ def test_a_wrong_option_or_model_is_one_line_and_exit_code_2(
     assert named in ended.stderr
 
 
-def test_a_host_that_does_not_exist_is_named() -> None:
-    ended = run_gapless("serve", "--model-path=toy", "--host", "no.such.host.invalid")
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 64])
+def test_a_host_that_does_not_exist_is_named(host: str) -> None:
+    ended = run_gapless("serve", "--model-path=toy", "--host", host)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
-    assert "--host no.such.host.invalid" in ended.stderr
+    assert f"--host {host}" in ended.stderr
 
 
 def test_two_servers_do_not_hear_each_other(serve, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def greedy(table: Tensor, asked: Asked) -> list[int]:
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableModel]:
     """The model that is loaded whatever the path."""
     model = TableModel(MARKOV)
-    monkeypatch.setattr("gapless.overlap.torch_worker.resolve_model_path", lambda path: path)
+    monkeypatch.setattr("gapless.overlap.torch_steps.resolve_model_path", lambda path: path)
     monkeypatch.setattr("gapless.runtime.model.loader.load_model", lambda *_: model)
     yield model
 
@@ -308,17 +308,16 @@ def test_any_mix_in_any_cell_gives_what_the_fields_mean(
         assert runner.seen[uid].ids == greedy(MARKOV, asked)
 
 
-def test_a_count_that_lags_behind_is_seen(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_lags_behind_is_seen(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong where penalties read a list whose newest entry is still a placeholder."""
     newest: dict[int, Tensor] = {}
-    count = Adjustments.count
+    record = Adjustments.record
 
-    def count_the_one_before(self: Adjustments, slot: int, token: Tensor) -> None:
-        if slot in newest:
-            count(self, slot, newest[slot])
+    def record_the_one_before(self: Adjustments, slot: int, output_index: int, token: Tensor) -> None:
+        record(self, slot, output_index, newest.get(slot, torch.tensor([0])))
         newest[slot] = token.clone()
 
-    monkeypatch.setattr(Adjustments, "count", count_the_one_before)
+    monkeypatch.setattr(Adjustments, "record", record_the_one_before)
     model.table = CONSTANT
     asked = Asked({"frequency_penalty": 2})
     assert run({1: asked})[1] != greedy(CONSTANT, asked)

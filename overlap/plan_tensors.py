@@ -1,0 +1,27 @@
+"""A plan's fields as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.runtime.core.plan import Place
+
+_DTYPES = {
+    np.dtype(kind): dtype
+    for kind, dtype in (("i4", torch.int32), ("f4", torch.float32), ("f8", torch.float64))
+}
+
+
+class PlanTensors:
+    """Views of `words`, int32: the words of a plan's buffer, on whatever device they are."""
+
+    def __init__(self, words: Tensor, places: Mapping[str, Place]) -> None:
+        self._words, self._places = words, places
+
+    def __getitem__(self, name: str) -> Tensor:
+        start, words, dtype, shape = self._places[name]
+        return self._words[start : start + words].view(_DTYPES[dtype]).view(shape)

@@ -1,0 +1,173 @@
+"""Runs plans with torch: page table and future tokens on the device, the model's forward, sampling."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.model_path import resolve_model_path
+from gapless.runtime.core.plan import DeviceInfo, Plan, Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from gapless.kernels.ops import Ops
+    from gapless.overlap.plan_tensors import PlanTensors
+
+log = logging.getLogger("gapless.worker")
+
+
+class TorchSteps(ABC):
+    """What is the same on every device: a step from tensors to tensors, without a look at what they hold.
+
+    Made and used on the device's thread only; importing this module imports no torch.
+    """
+
+    def __init__(self, config: ServerConfig, wrap_ops: Callable[[Ops], Ops] = lambda ops: ops) -> None:
+        """`wrap_ops` may put a measuring layer around the operations."""
+        self._config = config
+        self._wrap_ops = wrap_ops
+
+    @abstractmethod
+    def _open(self) -> torch.device:
+        """Makes the device ready."""
+
+    @abstractmethod
+    def _choose_dtype(self, asked: str) -> tuple[torch.dtype, str]:
+        """The dtype of weights and KV, and why."""
+
+    @abstractmethod
+    def _pool_limits(self, context: int) -> tuple[int, int]:
+        """Bytes that are free for the KV pool, and the most tokens that it may have however much is free."""
+
+    @abstractmethod
+    def _describe(self) -> str:
+        """Which device, for people."""
+
+    @abstractmethod
+    def _sample(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+        """int64 [R] for logits [R, V]; the fields of `batch` have that prefix in `fields`."""
+
+    def load(self) -> DeviceInfo:
+        started = time.monotonic()
+        config = self._config
+        source = resolve_model_path(config.model_path)
+        import torch
+
+        from gapless.kernels.ops import choose_ops
+        from gapless.runtime.model.adjust import Adjustments
+        from gapless.runtime.model.loader import load_model
+
+        torch.set_grad_enabled(False)
+        device = self._open()
+        dtype, why = self._choose_dtype(config.dtype)
+        self._ops = self._wrap_ops(choose_ops(config.attention_backend, device))  # type: ignore[arg-type]
+        self._model = load_model(source, dtype, self._ops, log.info, device)
+        model_config = self._model.config
+        context = config.context_length or model_config.context_length
+        if context > model_config.context_length:
+            raise ConfigError(
+                f"--context-length {context} is more than the model's {model_config.context_length}",
+                param="context_length",
+            )
+        pages = self._pool_pages(context, dtype)
+        self._cache = self._model.new_cache(pages + 1, config.page_size)
+        slots, columns = config.max_running_requests + 1, -(-context // config.page_size)
+        self._table = torch.zeros((slots, columns), dtype=torch.int32, device=device)
+        self._future = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._adjustments = Adjustments(model_config.vocab_size, device)
+        self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling
+        return DeviceInfo(
+            description=f"{self._describe()}, {why}, {self._ops.name} kernels",
+            dtype=str(dtype).removeprefix("torch."),
+            vocab_size=model_config.vocab_size,
+            context_length=context,
+            eos_token_ids=tuple(sorted(model_config.eos_token_ids)),
+            pages=pages,
+            load_seconds=time.monotonic() - started,
+            attention_backend=self._ops.name,
+            architecture=model_config.architecture,
+        )
+
+    def set_up(self, plan: Plan) -> None:
+        for setup in plan.setups:
+            self._adjustments.open(setup)
+
+    def late_tokens(self, plan: Plan, fields: PlanTensors) -> Tensor | None:
+        """Changes the page table, then samples late: int64 [L], or None."""
+        import torch
+
+        from gapless.runtime.model.sampler import allow_only
+
+        if plan.table.size:
+            slots, columns, pages = fields["table"]
+            self._table[slots, columns] = pages
+        if not plan.late.slots.size:
+            return None
+        logits = torch.stack([self._kept.pop(slot) for slot in plan.late.slots.tolist()])
+        return self._scatter(allow_only(logits, fields["late_masks"]), plan.late, fields, "late_")
+
+    def tokens(self, plan: Plan, fields: PlanTensors) -> Tensor | None:
+        """Forward and sampling: int64 [K], or None.
+
+        For a step that only decodes, this is what a CUDA graph would capture.
+        """
+        import torch
+
+        from gapless.kernels.ops import StepBatch
+
+        if not plan.slots.size:
+            return None
+        ids, positions, out_loc = fields["tokens"]
+        ids, q_start = ids.to(torch.int64), fields["q_start"]
+        if plan.ids.min() < 0:
+            ids = torch.where(ids < 0, self._future[(-ids).clamp_(min=0)], ids)
+        batch = StepBatch(
+            q_start=q_start,
+            kv_len=fields["kv_len"],
+            slots=fields["slots"],
+            page_table=self._table,
+            positions=positions,
+            out_loc=out_loc,
+            page_size=self._config.page_size,
+            max_kv_len=plan.max_kv_len,
+            max_q_len=plan.max_q_len,
+        )
+        hidden = self._model.forward(ids, self._cache, batch)
+        last = q_start[1:] - 1
+        if plan.held_rows.size:
+            kept = self._model.logits(hidden[last[fields["held_rows"]]])
+            self._kept.update(zip(plan.slots[plan.held_rows].tolist(), kept, strict=True))
+        if not plan.sample_rows.size:
+            return None
+        if plan.sample_rows.size < hidden.shape[0]:
+            hidden = hidden[last[fields["sample_rows"]]]
+        return self._scatter(self._model.logits(hidden), plan.sampling, fields, "")
+
+    def _scatter(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+        """Samples, and writes what was sampled to the future-token table."""
+        sampled = self._sample(logits, batch, fields, prefix)
+        self._future[fields[prefix + "ints"][0]] = sampled
+        return sampled
+
+    def _pool_pages(self, context: int, dtype: torch.dtype) -> int:
+        """How many pages the KV pool gets: as asked, else a share of the memory that is free now."""
+        config, model = self._config, self._model.config
+        if config.max_total_tokens:
+            return config.max_total_tokens // config.page_size
+        token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+        free, most = self._pool_limits(context)
+        tokens = min(int(free * config.mem_fraction_static) // token_bytes, most)
+        if tokens < config.page_size:
+            raise ConfigError(
+                f"--mem-fraction-static {config.mem_fraction_static} of the free memory holds {tokens} tokens, "
+                f"less than --page-size {config.page_size}",
+                param="mem_fraction_static",
+            )
+        return tokens // config.page_size

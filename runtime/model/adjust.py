@@ -14,9 +14,11 @@ leaves only ids that end the request, min_new_tokens gives way.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,69 +27,74 @@ if TYPE_CHECKING:
     from gapless.runtime.core.sampling import SamplingParams
 
 _LIMITS = torch.finfo(torch.float32)
+_FIRST_ROOM = 64  # output tokens
 
 
 @dataclass
 class _Slot:
-    """One request. Counts are those of sampled tokens, so that no placeholder is ever among them."""
+    """One request. `tokens` are those of its prompt, each once, then what was sampled: never a placeholder."""
 
     params: SamplingParams
-    counts: Tensor | None  # float32 [V], how often the output has each token
-    seen: Tensor | None  # bool [V], tokens of the prompt and the output
-    biased: tuple[Tensor, Tensor] | None  # ids and what is added to their logits
-    ending: Tensor | None  # ids that end the request
+    tokens: Tensor  # int64, with room to spare
+    prompt_tokens: int
+    biased: tuple[Tensor, Tensor]  # ids and what is added to their logits
+    ending: Tensor  # ids that end the request
 
 
 class Adjustments:
-    """The state of all slots whose requests change their logits, on the device. Nothing here waits for the device."""
+    """The state of all slots whose requests change their logits, on the device. Nothing here waits for the device.
+
+    Work grows with a request's tokens, not with the vocabulary, but for one copy. Indices may repeat: what they write
+    to the same place is the same value.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
+        self._scores = torch.empty(vocab_size, device=device)
+        self._counts = torch.zeros(vocab_size, device=device)  # zero between calls
+        self._one = torch.ones(1, device=device)
         self._slots: dict[int, _Slot] = {}
 
     def open(self, setup: SlotSetup) -> None:
         """A new request has the slot: nothing of the one before it is left."""
-        params, device, size = setup.params, self._device, self._vocab_size
-        counts = seen = biased = ending = None
-        if params.frequency_penalty or params.presence_penalty:
-            counts = torch.zeros(size, device=device)
-        if params.repetition_penalty != 1:
-            seen = torch.zeros(size, dtype=torch.bool, device=device)
-            seen[torch.tensor(setup.prompt, dtype=torch.int64, device=device)] = True
-        if params.logit_bias:
-            biased = (
-                torch.tensor(list(params.logit_bias), device=device),
-                torch.tensor(list(params.logit_bias.values()), device=device),
-            )
-        if params.min_new_tokens:
-            known = [
-                token for token in setup.stop_ids if token < size
-            ]  # a tokenizer may have more than the model
-            ending = torch.tensor(known, dtype=torch.int64, device=device)
-        self._slots[setup.slot] = _Slot(params, counts, seen, biased, ending)
+        params = setup.params
+        prompt = np.unique(setup.prompt if params.repetition_penalty != 1 else setup.prompt[:0])
+        tokens = self._ids(np.concatenate([prompt, np.zeros(_FIRST_ROOM)]))
+        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self._device)
+        known = [token for token in setup.stop_ids if token < self._vocab_size]  # a tokenizer may have more
+        biased = self._ids(list(params.logit_bias)), bias
+        self._slots[setup.slot] = _Slot(params, tokens, len(prompt), biased, self._ids(known))
 
     def apply(self, slot: int, logits: Tensor, output_index: int) -> Tensor:
-        """The adjusted copy, float32 [V], of logits [V] for the output token after the first `output_index`."""
-        state, scores = self._slots[slot], logits.to(torch.float32, copy=True)
-        params = state.params
-        if state.counts is not None:
-            scores -= params.frequency_penalty * state.counts
-            scores -= params.presence_penalty * (state.counts > 0)
-        if state.seen is not None:
-            penalty = max(params.repetition_penalty, _LIMITS.tiny)
-            scaled = torch.where(scores < 0, scores * penalty, scores / penalty).clamp_(max=_LIMITS.max)
-            scores = torch.where(state.seen, scaled, scores)
-        if state.biased is not None:
-            scores.index_add_(0, *state.biased)
-        if state.ending is not None and output_index < params.min_new_tokens:
-            going_on = scores.index_fill(0, state.ending, float("-inf"))
-            scores = torch.where(going_on.max() > float("-inf"), going_on, scores)
+        """The adjusted copy, float32 [V], of logits [V] for the output token after the first `output_index`.
+
+        The next call overwrites it.
+        """
+        state, scores = self._slots[slot], self._scores.copy_(logits)
+        params, end = state.params, state.prompt_tokens + output_index
+        if params.frequency_penalty or params.presence_penalty:
+            output = state.tokens[state.prompt_tokens : end]
+            self._counts.index_add_(0, output, self._one.expand(output_index))
+            scores[output] -= params.frequency_penalty * self._counts[output] + params.presence_penalty
+            self._counts.index_fill_(0, output, 0)
+        if params.repetition_penalty != 1:
+            seen, penalty = state.tokens[:end], max(params.repetition_penalty, _LIMITS.tiny)
+            z = scores[seen]
+            scores[seen] = torch.where(z < 0, z * penalty, z / penalty).clamp_(max=_LIMITS.max)
+        scores.index_add_(0, *state.biased)
+        if output_index < params.min_new_tokens:
+            z = scores[state.ending]
+            scores.index_fill_(0, state.ending, -math.inf)
+            scores[state.ending] = torch.where(scores.max() > -math.inf, -math.inf, z)
         return scores
 
-    def count(self, slot: int, token: Tensor) -> None:
-        """The slot's request has gained `token`, int64 [1]."""
+    def record(self, slot: int, output_index: int, token: Tensor) -> None:
+        """`token`, int64 [1], was sampled for the slot's request after `output_index` others."""
         state = self._slots[slot]
-        if state.counts is not None:
-            state.counts[token] += 1
-        if state.seen is not None:
-            state.seen[token] = True
+        place = state.prompt_tokens + output_index
+        if place == len(state.tokens):
+            state.tokens = torch.cat([state.tokens, torch.empty_like(state.tokens)])
+        state.tokens[place : place + 1] = token
+
+    def _ids(self, values: object) -> Tensor:
+        return torch.tensor(np.asarray(values, np.int64), device=self._device)

@@ -32,21 +32,21 @@ _HOTTEST = float(np.finfo(np.float32).max)
 def sample(logits: Tensor, batch: Sampling, ops: Ops, adjustments: Adjustments) -> Tensor:
     """The token ids, int64 [R], for logits [R, V] of bfloat16 or float32; a greedy row takes the first of equals.
 
-    The tokens of adjusted rows are counted in `adjustments`.
+    The tokens of adjusted rows are recorded in `adjustments`.
     """
     tokens = ops.argmax(logits)
     adjusted = frozenset(batch.adjusted)
     drawn = () if batch.all_greedy else np.flatnonzero(batch.temperature).tolist()
     for row in sorted(adjusted.union(drawn)):
-        scores, slot = logits[row], int(batch.slots[row])
+        scores, slot, output_index = logits[row], int(batch.slots[row]), int(batch.output_index[row])
         if row in adjusted:
-            scores = adjustments.apply(slot, scores, int(batch.output_index[row]))
+            scores = adjustments.apply(slot, scores, output_index)
         if batch.temperature[row]:
             tokens[row] = _draw_row(scores, batch, row)
         else:
             tokens[row : row + 1] = ops.argmax(scores[None])
         if row in adjusted:
-            adjustments.count(slot, tokens[row : row + 1])
+            adjustments.record(slot, output_index, tokens[row : row + 1])
     return tokens
 
 

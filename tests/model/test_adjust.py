@@ -43,9 +43,9 @@ def reopen(
     adjustments.open(SlotSetup(slot, np.array(prompt, np.int32), stop_ids, params))
 
 
-def count(adjustments: Adjustments, output: Any, slot: int = 1) -> None:
-    for token in output:
-        adjustments.count(slot, torch.tensor([token]))
+def record(adjustments: Adjustments, output: Any, slot: int = 1, first: int = 0) -> None:
+    for i, token in enumerate(output, first):
+        adjustments.record(slot, i, torch.tensor([token]))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_each_field_alone(fields: dict[str, Any], want: list[float]) -> None:
     """Prompt 0 0, output 1 2 2 3: frequency and presence see the output only; repetition counts a token once."""
     logits = torch.tensor([2.0, 1.0, 0.0, -2.0])
     adjustments = opened(4, prompt=[0, 0], stop_ids=(0, 2), **fields)
-    count(adjustments, [1, 2, 2, 3])
+    record(adjustments, [1, 2, 2, 3])
     assert adjustments.apply(1, logits, 4).tolist() == want
     assert logits.tolist() == [2.0, 1.0, 0.0, -2.0]
 
@@ -88,7 +88,7 @@ def test_all_fields_together_over_a_whole_output(dtype: torch.dtype) -> None:
         assert got.dtype == torch.float32
         want = stated(logits, prompt, output[:i], (3, 7))
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
-        count(adjustments, output[i : i + 1])
+        record(adjustments, output[i : i + 1], first=i)
 
 
 def test_a_new_request_in_a_slot_starts_afresh() -> None:
@@ -96,7 +96,7 @@ def test_a_new_request_in_a_slot_starts_afresh() -> None:
     adjustments = opened(20, prompt=[1, 2], stop_ids=(5,), **EVERYTHING)
     reopen(adjustments, 2, [1, 2], (5,), **EVERYTHING)
     for slot in slots:
-        count(adjustments, [7, 7, 8], slot)
+        record(adjustments, [7, 7, 8], slot)
     reopen(adjustments, 1, [9], repetition_penalty=2.0)
     fresh = opened(20, prompt=[9], repetition_penalty=2.0)
     assert torch.equal(adjustments.apply(1, logits, 0), fresh.apply(1, logits, 0))
@@ -107,7 +107,7 @@ def test_a_new_request_in_a_slot_starts_afresh() -> None:
 def test_ids_that_end_a_request_and_that_the_model_does_not_have() -> None:
     """A tokenizer may know more ids than the model's embedding table."""
     adjustments = opened(4, stop_ids=(1, 4, 100_000), min_new_tokens=2)
-    assert adjustments.apply(1, torch.zeros(4), 1).tolist() == [0, NO, 0, 0]
+    assert adjustments.apply(1, torch.zeros(4), 0).tolist() == [0, NO, 0, 0]
 
 
 def test_min_new_tokens_gives_way_where_only_the_end_is_left() -> None:
@@ -173,7 +173,7 @@ def test_draws_follow_the_adjusted_distribution_at_the_temperature(
     tokens = []
     for uniform in grid:
         adjustments = opened(4, prompt=[3], stop_ids=(0,), **fields)
-        count(adjustments, [1, 2, 2])
+        record(adjustments, [1, 2, 2])
         how = batch([uniform], (0,), 2.0, output_index=np.array([3], np.int32))
         tokens.append(sample(torch.ones(1, 4), how, OPS, adjustments).item())
     got = np.bincount(tokens, minlength=4) / len(grid)
@@ -183,8 +183,10 @@ def test_draws_follow_the_adjusted_distribution_at_the_temperature(
 def test_sampled_tokens_are_counted_at_once() -> None:
     """Equal logits and a penalty: a greedy output goes through the whole vocabulary in order, again and again."""
     adjustments = opened(5, frequency_penalty=2.0)
-    how = batch([0.0], (0,), 0.0)
-    got = [sample(torch.zeros(1, 5), how, OPS, adjustments).item() for _ in range(15)]
+    got = []
+    for i in range(15):
+        how = batch([0.0], (0,), 0.0, output_index=np.array([i], np.int32))
+        got.append(sample(torch.zeros(1, 5), how, OPS, adjustments).item())
     assert got == [0, 1, 2, 3, 4] * 3
 
 

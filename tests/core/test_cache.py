@@ -1,5 +1,8 @@
 """Cache entries appear whole, are built once, and are built again when they are damaged."""
 
+import errno
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -51,7 +54,39 @@ def damage_sums(entry: Path) -> None:
     (entry / "sha256.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [damage_flip, damage_cut, damage_remove, damage_sums])
+def damage_no_sums(entry: Path) -> None:
+    (entry / "sha256.json").write_text("{}")
+    (entry / "data").unlink()
+
+
+def damage_nested_sums(entry: Path) -> None:
+    (entry / "sha256.json").write_text("[" * 100_000)
+
+
+def damage_file(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.touch()
+
+
+def damage_link(entry: Path) -> None:
+    """As left where the cache was moved by hand."""
+    entry.rename(entry.parent / "moved")
+    entry.symlink_to(entry.parent / "moved again")
+
+
+def damage_link_to_another(entry: Path) -> None:
+    (entry.parent / "other").mkdir()
+    shutil.rmtree(entry)
+    entry.symlink_to(entry.parent / "other")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_flip, damage_cut, damage_remove, damage_sums, damage_no_sums, damage_nested_sums, damage_file,
+        damage_link, damage_link_to_another,
+    ],
+)  # fmt: skip
 def test_a_damaged_entry_is_built_again(damage: Callable[[Path], None]) -> None:
     entry = cached_dir("weights", "k", writer())
     damage(entry)
@@ -134,6 +169,15 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(
     (tmp_path / "file").touch()
     monkeypatch.setenv("GAPLESS_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="GAPLESS_CACHE_DIR"):
+        cached_dir("weights", "k", writer())
+
+
+def test_a_disk_without_room_for_an_entry_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(ConfigError, match=r"GAPLESS_CACHE_DIR.*No space left"):
         cached_dir("weights", "k", writer())
 
 

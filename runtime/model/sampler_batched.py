@@ -51,7 +51,8 @@ def sample_batched(
     if not batch.all_greedy:
         tokens = _draw_where_hot(logits, tokens, batch, fields)
     for row in batch.adjusted:
-        adjustments.count(int(batch.slots[row]), tokens[row : row + 1])
+        slot, index = int(batch.slots[row]), int(batch.output_index[row])
+        adjustments.record(slot, index, tokens[row : row + 1])
     return tokens
 
 

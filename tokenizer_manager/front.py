@@ -20,7 +20,7 @@ from gapless.runtime.core.messages import (
     ToFront,
 )
 from gapless.runtime.tokenizer.base import Tokenizer
-from gapless.tokenizer_manager.prepare import prepare
+from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
 from gapless.tokenizer_manager.states import Call, Registry
 
@@ -93,6 +93,7 @@ class Front:
         tokenizer, ready = self.tokenizer, self.ready
         assert tokenizer is not None
         assert ready is not None
+        check_lengths(prompts, ready)
         work = [
             (prompt, s.uid, self._seeds.getrandbits(63))
             for prompt, s in zip(prompts, call.states, strict=True)

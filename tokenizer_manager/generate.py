@@ -15,10 +15,10 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gapless.runtime.core.errors import TooLargeError
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.body import Body, BodyRoom
 from gapless.tokenizer_manager.front import Front
-from gapless.tokenizer_manager.schema import parse_generate
+from gapless.tokenizer_manager.schema import GenerateRequest, parse_generate
 from gapless.tokenizer_manager.states import Call, RequestState
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -30,21 +30,29 @@ class Generate:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._room = BodyRoom(front.config.max_body_bytes)
         self._incremental = front.config.incremental_streaming_output
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        front = self._front
-        front.check_healthy()
+        self._front.check_healthy()
+        body = Body(self._room)
         try:
-            body = await read_body(Request(scope, receive), front.config.max_body_bytes)
+            request = parse_generate(await body.read(Request(scope, receive)), self._front.config)
+            await self._serve(request, body, receive, send)
         except ClientDisconnect:
             return
-        request = parse_generate(body, front.config)
+        finally:
+            body.drop()
+
+    async def _serve(self, request: GenerateRequest, body: Body, receive: Receive, send: Send) -> None:
+        front = self._front
         front.check_healthy()  # the body may have taken its time
         interval = front.config.stream_interval if request.stream else 0
         call = front.registry.open([prompt.rid for prompt in request.prompts], interval)
         with self._aborted_with_client(call, receive):
             await front.submit(call, request.prompts)
+            request.prompts.clear()  # an answer may take long
+            body.drop()
             if request.stream:
                 await self._stream(call, request.is_batch, send)
             else:
@@ -100,19 +108,6 @@ class Generate:
         if is_batch:
             event["index"] = state.index
         return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; raises TooLargeError as soon as it is known to pass `limit` bytes."""
-    too_large = TooLargeError(f"the body is larger than {limit} bytes (--max-body-bytes)")
-    if int(request.headers.get("content-length", 0)) > limit:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +28,8 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
         _check_id(token_id, f"{prompt.params_field}.logit_bias[{token_id}]", ready.vocab_size)
     ids = prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text)
     assert ids is not None
-    _check_prompt(ids, prompt.field, ready)
+    _check_length(ids, prompt.field, ready)
+    _check_ids(ids, prompt.field, ready)
     fitting = ready.context_length - len(ids)
     eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids.union(ready.eos_token_ids)
     return Submit(
@@ -40,7 +42,14 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
     )
 
 
-def _check_prompt(ids: list[Any], field: str, ready: Ready) -> None:
+def check_lengths(prompts: Sequence[Prompt], ready: Ready) -> None:
+    """Refuses ids that are too many at once, so that a hopeless request does not wait for a thread with all of them."""
+    for prompt in prompts:
+        if prompt.input_ids is not None:
+            _check_length(prompt.input_ids, prompt.field, ready)
+
+
+def _check_length(ids: list[Any], field: str, ready: Ready) -> None:
     if not ids:
         raise RequestError("the prompt has no tokens", param=field)
     longest = min(ready.max_prompt_tokens, ready.context_length - 1)
@@ -50,6 +59,9 @@ def _check_prompt(ids: list[Any], field: str, ready: Ready) -> None:
             f"(context length {ready.context_length}, KV pool {ready.max_total_tokens})",
             param=field,
         )
+
+
+def _check_ids(ids: list[Any], field: str, ready: Ready) -> None:
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= ready.vocab_size:
         for i, token_id in enumerate(ids):
             _check_id(token_id, f"{field}[{i}]", ready.vocab_size)

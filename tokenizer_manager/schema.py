@@ -63,7 +63,7 @@ class GenerateRequest:
     stream: bool
 
 
-def parse_generate(body: bytes, config: ServerConfig) -> GenerateRequest:
+def parse_generate(body: bytes | bytearray, config: ServerConfig) -> GenerateRequest:
     """A request from its JSON body; raises RequestError."""
     return parse_fields(_decode(body), config)
 
@@ -101,7 +101,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
     )
 
 
-def _decode(body: bytes) -> Mapping[str, Any]:
+def _decode(body: bytes | bytearray) -> Mapping[str, Any]:
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless.bench import offline, overhead
+from gapless.bench import offline, overhead, overlap
 
 
 def add_commands(commands: Any) -> None:
@@ -19,3 +19,8 @@ def add_commands(commands: Any) -> None:
     )
     overhead.add_arguments(parser)
     parser.set_defaults(run=overhead.run, parser=parser)
+    parser = commands.add_parser(
+        "overlap", help="what overlap hides, and what it costs, on the CPU with a real model"
+    )
+    overlap.add_arguments(parser)
+    parser.set_defaults(run=overlap.run, parser=parser)

@@ -46,7 +46,7 @@ def _chart(title: str, series: dict[str, list[tuple[float, float]]], *, logarith
     if logarithmic:
         low = math.floor(math.log10(max(min(y for _, y in points), 0.1)))
         high = max(math.ceil(math.log10(top)), low + 1)
-        ticks = [10.0**power for power in range(low, high + 1)]
+        ticks = [step * 10.0**power for power in range(low, high) for step in (1, 2, 5)] + [10.0**high]
     else:
         ticks = [max(top, 1.0) * part / 4 for part in range(5)]
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gapless.runtime.core.plan import Place
 
-_DTYPES = {
-    np.dtype(kind): dtype
-    for kind, dtype in (("i4", torch.int32), ("f4", torch.float32), ("f8", torch.float64))
-}
+_FLOATS = {4: torch.float32, 8: torch.float64}
 
 
 class PlanTensors:
@@ -24,4 +20,7 @@ class PlanTensors:
 
     def __getitem__(self, name: str) -> Tensor:
         start, words, dtype, shape = self._places[name]
-        return self._words[start : start + words].view(_DTYPES[dtype]).view(shape)
+        field = self._words[start : start + words]
+        if dtype.kind == "f":
+            field = field.view(_FLOATS[dtype.itemsize])
+        return field if len(shape) == 1 else field.view(shape)

@@ -33,6 +33,7 @@ class TorchSteps(ABC):
         """`wrap_ops` may put a measuring layer around the operations."""
         self._config = config
         self._wrap_ops = wrap_ops
+        self.max_rows = config.max_running_requests
 
     @abstractmethod
     def _open(self) -> torch.device:
@@ -65,7 +66,7 @@ class TorchSteps(ABC):
         from gapless.runtime.model.loader import load_model
 
         torch.set_grad_enabled(False)
-        device = self._open()
+        device = self.device = self._open()
         dtype, why = self._choose_dtype(config.dtype)
         self._ops = self._wrap_ops(choose_ops(config.attention_backend, device))  # type: ignore[arg-type]
         self._model = load_model(source, dtype, self._ops, log.info, device)

@@ -25,8 +25,8 @@ class ServerConfig:
     port: int = option(30000, "port to bind; 0 picks a free one", low=0)
     device: str = option(
         "auto",
-        "where the model runs; sim: a simulated GPU, for the toy model",
-        choices=("auto", "cpu", "sim"),
+        "where the model runs; auto: on a CUDA device where there is one; sim: a simulated GPU, for the toy model",
+        choices=("auto", "cpu", "cuda", "sim"),
     )
     sim_device: str = option("H100", "GPU that --device sim simulates", choices=("A100", "H100", "H200"))
     sim_model: str = option(
@@ -35,7 +35,7 @@ class ServerConfig:
     )
     dtype: str = option(
         "auto",
-        "weights and KV; auto: bfloat16 where the CPU has instructions for it",
+        "weights and KV; auto: bfloat16 where the device has instructions for it",
         choices=("auto", "bfloat16", "float32"),
     )
     attention_backend: str = option(

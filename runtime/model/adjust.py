@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Adjustments:
         params = setup.params
         prompt = np.unique(setup.prompt if params.repetition_penalty != 1 else setup.prompt[:0])
         tokens = self._ids(np.concatenate([prompt, np.zeros(_FIRST_ROOM)]))
-        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self._device)
+        bias = self._upload(np.array(list(params.logit_bias.values()), np.float32))
         known = [token for token in setup.stop_ids if token < self._vocab_size]  # a tokenizer may have more
         biased = self._ids(list(params.logit_bias)), bias
         self._slots[setup.slot] = _Slot(params, tokens, len(prompt), biased, self._ids(known))
@@ -97,4 +98,11 @@ class Adjustments:
         state.tokens[place : place + 1] = token
 
     def _ids(self, values: object) -> Tensor:
-        return torch.tensor(np.asarray(values, np.int64), device=self._device)
+        return self._upload(np.asarray(values, np.int64))
+
+    def _upload(self, values: NDArray[Any]) -> Tensor:
+        """A copy from pageable memory would wait for all that the device has been given before."""
+        tensor = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)

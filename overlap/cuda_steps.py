@@ -1,0 +1,54 @@
+"""What steps need of a CUDA device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.overlap.torch_steps import TorchSteps
+from gapless.runtime.core.plan import Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from gapless.overlap.plan_tensors import PlanTensors
+
+_MOST_TOKENS = 2**31 - 1  # places in the pool are int32
+_GIB = 1 << 30
+
+
+class CUDASteps(TorchSteps):
+    def _open(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def _choose_dtype(self, asked: str) -> tuple[torch.dtype, str]:
+        import torch
+
+        if asked != "auto":
+            return getattr(torch, asked), f"{asked} as asked"
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "bfloat16"
+        return torch.float32, "float32 (no bfloat16 instructions)"
+
+    def _pool_limits(self, context: int) -> tuple[int, int]:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free, _MOST_TOKENS
+
+    def _describe(self) -> str:
+        import torch
+
+        facts = torch.cuda.get_device_properties(self.device)
+        index, count = self.device.index, torch.cuda.device_count()
+        return f"CUDA device {index} of {count}: {facts.name}, {facts.total_memory / _GIB:.0f} GiB"
+
+    def _sample(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+        from gapless.runtime.model.sampler_batched import Fields, sample_batched
+
+        temperature, top_p, min_p = fields[prefix + "floats"]
+        top_k, uniform = fields[prefix + "ints"][2], fields[prefix + "uniform"]
+        columns = Fields(temperature, top_p, min_p, top_k, uniform)
+        return sample_batched(logits, batch, columns, self._ops, self._adjustments)

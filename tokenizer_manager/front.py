@@ -93,7 +93,7 @@ class Front:
         tokenizer, ready = self.tokenizer, self.ready
         assert tokenizer is not None
         assert ready is not None
-        check_lengths(prompts, ready)
+        check_lengths(prompts, tokenizer, ready)
         work = [
             (prompt, s.uid, self._seeds.getrandbits(63))
             for prompt, s in zip(prompts, call.states, strict=True)

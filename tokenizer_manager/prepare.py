@@ -14,6 +14,8 @@ from gapless.runtime.core.messages import Ready, Submit
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.tokenizer_manager.schema import Prompt
 
+_SURELY_SHORT = 8192  # characters, too few to be worth a look at the vocabulary
+
 
 def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Ready) -> Submit:
     """Tokenizes and fits `prompt`; `seed` is for a prompt that brings none.
@@ -28,7 +30,7 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
         _check_id(token_id, f"{prompt.params_field}.logit_bias[{token_id}]", ready.vocab_size)
     ids = prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text)
     assert ids is not None
-    _check_length(ids, prompt.field, ready)
+    _check_length(len(ids), "tokens", _longest(ready), prompt.field, ready)
     _check_ids(ids, prompt.field, ready)
     fitting = ready.context_length - len(ids)
     eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids.union(ready.eos_token_ids)
@@ -42,20 +44,29 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
     )
 
 
-def check_lengths(prompts: Sequence[Prompt], ready: Ready) -> None:
-    """Refuses ids that are too many at once, so that a hopeless request does not wait for a thread with all of them."""
+def check_lengths(prompts: Sequence[Prompt], tokenizer: Tokenizer, ready: Ready) -> None:
+    """Refuses at once what cannot fit, so that nobody's tokens wait behind it.
+
+    A text cannot where some of it is left though each token that fits is as long as the vocabulary's longest piece.
+    """
     for prompt in prompts:
         if prompt.input_ids is not None:
-            _check_length(prompt.input_ids, prompt.field, ready)
+            _check_length(len(prompt.input_ids), "tokens", _longest(ready), prompt.field, ready)
+        elif len(prompt.text or "") > _SURELY_SHORT:
+            piece = int(np.diff(tokenizer.pieces.offsets).max())
+            _check_length(len(prompt.text or ""), "characters", piece * _longest(ready), prompt.field, ready)
 
 
-def _check_length(ids: list[Any], field: str, ready: Ready) -> None:
-    if not ids:
+def _longest(ready: Ready) -> int:
+    return min(ready.max_prompt_tokens, ready.context_length - 1)
+
+
+def _check_length(size: int, unit: str, longest: int, field: str, ready: Ready) -> None:
+    if not size:
         raise RequestError("the prompt has no tokens", param=field)
-    longest = min(ready.max_prompt_tokens, ready.context_length - 1)
-    if len(ids) > longest:
+    if size > longest:
         raise RequestError(
-            f"the prompt has {len(ids)} tokens; the longest that fits is {longest} "
+            f"the prompt has {size} {unit}; the longest that fits is {longest} "
             f"(context length {ready.context_length}, KV pool {ready.max_total_tokens})",
             param=field,
         )

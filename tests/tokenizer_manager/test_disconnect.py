@@ -127,6 +127,9 @@ def test_a_client_that_goes_at_its_last_token_aborts_nothing(run: Any, on_a_sock
 def test_a_client_that_goes_during_tokenization(run: Any, on_a_socket: Any) -> None:
     async def test() -> None:
         async with on_a_socket() as service:
+            service.front.handle(
+                msgspec.structs.replace(service.front.ready, max_prompt_tokens=10_000, context_length=10_001)
+            )
             loop, encode = asyncio.get_running_loop(), service.front.tokenizer.encode
             entered, leave = asyncio.Event(), threading.Event()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from gapless.runtime.core.messages import Fatal, Finish, Submit, int32s
@@ -75,9 +76,11 @@ def test_a_long_text_is_tokenized_in_a_thread(run: Any, in_process: Any) -> None
 
     async def test() -> None:
         async with in_process() as service:
-            response = await service.generate(text="x" * 100_000)
+            ready = msgspec.structs.replace(service.front.ready, context_length=5000, max_prompt_tokens=5000)
+            service.front.handle(ready)
+            response = await service.generate(text="x" * 10_000)
             assert response.status_code == 400
-            assert "100000 tokens" in response.json()["error"]["message"]
+            assert "10000 tokens" in response.json()["error"]["message"]
             assert len(service.front.registry) == 0
 
     run(test())
@@ -374,5 +377,21 @@ def test_ids_reach_the_engine_as_given(run: Any, in_process: Any) -> None:
             await service.generate(input_ids=[3, 1, 2], extra_key="tenant")
             (submit,) = service.engine.sent
             assert (int32s(submit.input_ids).tolist(), submit.extra_key) == ([3, 1, 2], "tenant")
+
+    run(test())
+
+
+def test_a_hopeless_text_is_refused_before_it_is_tokenized(run: Any, in_process: Any) -> None:
+    """Megabytes of text for a short context: tokenizing them would keep everybody's prompts waiting for seconds."""
+
+    async def test() -> None:
+        async with in_process() as service:
+            service.front.tokenizer.encode = None
+            response = await service.generate(text=["a", "b" * 1_000_000])
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "text[1]")
+            assert "1000000 characters" in error["message"]
+            assert "context length 64" in error["message"]
+            assert len(service.front.registry) == 0
 
     run(test())

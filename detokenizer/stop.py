@@ -60,7 +60,8 @@ class StopAutomaton:
         return child
 
 
-automaton = lru_cache(maxsize=1024)(StopAutomaton)  # clients send the same stops with every request
+# Clients send the same stops with every request. The longest that are taken make a quarter of a megabyte.
+automaton = lru_cache(maxsize=64)(StopAutomaton)
 
 
 class StopMatcher:

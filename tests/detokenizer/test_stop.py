@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.detokenizer.stop import Match, StopAutomaton, StopMatcher
+from gapless.detokenizer.stop import Match, StopAutomaton, StopMatcher, automaton
+from gapless.runtime.core.sampling import MAX_STOP_CHARS
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
 CHUNKS = st.lists(st.text("abc", max_size=6), max_size=12)
@@ -112,3 +113,8 @@ def test_steps_for_a_character_do_not_grow_with_the_number_of_stops() -> None:
         node = machine.step(node, char)
     assert machine.depth[node] == 31
     assert looks <= 2 * len(text)
+
+
+def test_what_is_remembered_of_stops_is_bounded() -> None:
+    """A client that sends other stops each time, as long as they may be, fills no memory: nodes cost about 250 bytes."""
+    assert automaton.cache_parameters()["maxsize"] * MAX_STOP_CHARS <= 1 << 17

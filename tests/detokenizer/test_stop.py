@@ -116,5 +116,5 @@ def test_steps_for_a_character_do_not_grow_with_the_number_of_stops() -> None:
 
 
 def test_what_is_remembered_of_stops_is_bounded() -> None:
-    """A client that sends other stops each time, as long as they may be, fills no memory: nodes cost about 250 bytes."""
+    """A client that sends other stops each time, as long as they may be, fills no memory: a node is about 250 bytes."""
     assert automaton.cache_parameters()["maxsize"] * MAX_STOP_CHARS <= 1 << 17

@@ -39,6 +39,7 @@ class InProcess:
         self.loop = loop_with(config, self.scheduler, device, self, self, recorder)
         self._pending: list[ToScheduler] = []
         self._outputs: list[StepOutput] = []
+        self._count = 0
 
     def __enter__(self) -> InProcess:
         return self
@@ -49,14 +50,23 @@ class InProcess:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]
     ) -> list[list[int]]:
-        """The output ids of each prompt, all sent at once; EOS does not end them. Request i has uid and seed i."""
+        """The output ids of each prompt; EOS does not end them. Request i has uid and seed i."""
+        self.submit(prompts, params)
+        return self.finish()
+
+    def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> None:
+        """Sends all at once; call `loop.turn` for each step, or `finish`. Nothing else may be running."""
         self._outputs.clear()
+        self._count = len(prompts)
         for uid, (prompt, fields) in enumerate(zip(prompts, params, strict=True)):
             sampling = SamplingParams.parse(dict(fields))
             self._pending.append(Submit(uid, column(prompt, "<i4"), sampling, (), seed=uid))
+
+    def finish(self) -> list[list[int]]:
+        """Turns until all requests have ended; their output ids in the order in which they were sent."""
         while self._pending or not self.scheduler.is_idle:
             self.loop.turn()
-        return self._collected(len(prompts))
+        return self._collected()
 
     def wait(self, timeout_ms: int) -> bool:
         return bool(self._pending)
@@ -69,9 +79,9 @@ class InProcess:
         if isinstance(message, StepOutput):
             self._outputs.append(message)
 
-    def _collected(self, count: int) -> list[list[int]]:
+    def _collected(self) -> list[list[int]]:
         """Read after the run: nothing here takes time while the loop turns."""
-        ids: list[list[int]] = [[] for _ in range(count)]
+        ids: list[list[int]] = [[] for _ in range(self._count)]
         uids: dict[tuple[int, int], int] = {}
         for output in self._outputs:
             uids |= {(opened.slot, opened.generation): opened.uid for opened in output.opened}

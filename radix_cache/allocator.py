@@ -20,8 +20,8 @@ class PageAllocator:
         self.total = pages
         self._stack: Pages = np.arange(pages, 0, -1, dtype=np.int32)
         self._free = pages
-        self._is_free = np.ones(pages + 1, dtype=bool)
-        self._is_free[0] = False
+        self._is_free = np.ones(pages + 1, dtype=bool)  # page 0 is refused like a free one
+        self._place = np.zeros(pages + 1, np.int32)  # scratch: where a page stands in what is given back
 
     @property
     def free_pages(self) -> int:
@@ -37,11 +37,19 @@ class PageAllocator:
 
     def give_back(self, pages: Pages) -> None:
         """Raises ValueError for a page that is free already, unknown, or named twice."""
-        if not pages.size:
+        count = pages.size
+        if not count:
             return
-        if pages.min() < 1 or pages.max() > self.total or self._is_free[pages].any():
+        try:
+            known = pages.view(np.uint32)  # so that a negative number is out of range
+            refused = int(np.count_nonzero(self._is_free[known]))
+        except IndexError:
+            refused = count
+        if refused:
             raise ValueError(f"pages {pages[:8].tolist()}... are free already or not of this pool")
-        if np.unique(pages).size != pages.size:
+        order = np.arange(count, dtype=np.int32)
+        self._place[pages] = order
+        if np.count_nonzero(self._place[pages] != order):
             raise ValueError(f"a page is named twice in {pages[:8].tolist()}...")
         self._is_free[pages] = True
         self._stack[self._free : self._free + pages.size] = pages

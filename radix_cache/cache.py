@@ -24,6 +24,7 @@ class PrefixCache:
         self.enabled = enabled
         self._allocator = PageAllocator(pages)
         self._tree = RadixTree(page_size)
+        self._headroom = pages // 256  # evicted beyond what is asked for, so that not every take evicts
 
     @property
     def total_pages(self) -> int:
@@ -52,7 +53,7 @@ class PrefixCache:
         """`count` pages (at most `available`), evicting what is needed."""
         short = count - self._allocator.free_pages
         if short > 0:
-            self._allocator.give_back(self._tree.evict(short))
+            self._allocator.give_back(self._tree.evict(short + self._headroom))
         return self._allocator.take(count)
 
     def give_back(self, pages: Pages) -> None:

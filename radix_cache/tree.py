@@ -16,16 +16,29 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Pages = NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
 
 
 class Node:
     """`ids` has page_size entries for each entry of `pages`; `children` are keyed by the bytes of their first page."""
 
-    __slots__ = ("alive", "children", "ids", "last_use", "locks", "pages", "parent", "queued", "serial")
+    __slots__ = (
+        "alive",
+        "children",
+        "ids",
+        "last_use",
+        "locks",
+        "namespace",
+        "pages",
+        "parent",
+        "queued",
+        "serial",
+    )
 
     def __init__(self, ids: Ids, pages: Pages, parent: Node | None, serial: int) -> None:
         self.ids, self.pages, self.parent, self.serial = ids, pages, parent, serial
         self.children: dict[bytes, Node] = {}
+        self.namespace: tuple[str, ...] = ()  # of a root
         self.locks = 0
         self.last_use = 0
         self.alive = True
@@ -46,7 +59,8 @@ class RadixTree:
         self.page_size = page_size
         self.evictable = 0  # pages of unlocked nodes
         self.protected = 0  # pages of locked nodes
-        self._roots: dict[tuple[str, ...], Node] = {}
+        self._roots: dict[tuple[str, ...], Node] = {}  # of the namespaces that hold pages
+        self._nowhere = Node(_NONE, _NONE, None, 0)  # where a match in any other namespace ends
         self._clock = 0
         self._serial = 0
         # Each unlocked leaf has one entry (last use when queued, serial, node). A touch does not move the entry: it
@@ -55,7 +69,7 @@ class RadixTree:
 
     def match(self, ids: Ids, namespace: tuple[str, ...]) -> Match:
         """The longest prefix of `ids`, in whole pages, that the namespace holds."""
-        node, position, found = self._root(namespace), 0, []
+        node, position, found = self._roots.get(namespace, self._nowhere), 0, []
         size, end = self.page_size, len(ids) - len(ids) % self.page_size
         used = 0
         while position < end:
@@ -68,7 +82,7 @@ class RadixTree:
             position += used * size
             if used < len(node.pages):
                 break
-        return Match(node, used, np.concatenate(found) if found else np.empty(0, np.int32))
+        return Match(node, used, np.concatenate(found) if found else _NONE)
 
     def lock(self, match: Match) -> Node:
         """Protects the matched pages until `unlock` of the node that is returned; they count as used now."""
@@ -106,6 +120,9 @@ class RadixTree:
         Where the tree had a prefix already, its pages win: the caller still owns those of `pages` that differ
         from the ones returned.
         """
+        if namespace not in self._roots:
+            root = self._roots[namespace] = self._new_node(_NONE, _NONE, None)
+            root.namespace = namespace
         found = self.match(ids, namespace)
         held = len(found.pages)
         node = found.node
@@ -136,7 +153,7 @@ class RadixTree:
             freed.append(node.pages)
             count -= len(node.pages)
             self._remove(node)
-        return np.concatenate(freed) if freed else np.empty(0, np.int32)
+        return np.concatenate(freed) if freed else _NONE
 
     def nodes(self) -> Iterator[Node]:
         """All nodes with pages, for checks."""
@@ -146,13 +163,6 @@ class RadixTree:
             stack.extend(node.children.values())
             if node.parent is not None:
                 yield node
-
-    def _root(self, namespace: tuple[str, ...]) -> Node:
-        root = self._roots.get(namespace)
-        if root is None:
-            empty = np.empty(0, np.int32)
-            root = self._roots[namespace] = self._new_node(empty, empty, None)
-        return root
 
     def _new_node(self, ids: Ids, pages: Pages, parent: Node | None) -> Node:
         self._serial += 1
@@ -194,4 +204,6 @@ class RadixTree:
         node.alive = False
         self.evictable -= len(node.pages)
         del parent.children[self._edge(node)]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.namespace]  # a client's many namespaces leave nothing behind
         self._queue(parent)

@@ -8,6 +8,7 @@ do the work once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from gapless.runtime.core.errors import ConfigError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SUMS = "sha256.json"
 log = logging.getLogger("gapless.cache")
 
@@ -58,8 +60,10 @@ def cached_dir(kind: str, key: str, build: Callable[[Path], None]) -> Path:
             (scratch / _SUMS).write_text(json.dumps(sums))
             _sync(scratch)
             scratch.rename(final)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(scratch, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise _unwritable(error) from error
             raise
     return final
 

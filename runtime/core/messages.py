@@ -8,7 +8,7 @@ server's life; (slot, generation) names it between scheduler and detokenizer.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,6 +28,10 @@ class Finish(IntEnum):
     FAILED = 5  # the engine could not go on with it
 
 
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
@@ -41,8 +45,8 @@ class Submit(_Message):
     uid: int
     input_ids: bytes  # int32
     params: SamplingParams
-    stop_ids: tuple[int, ...]
-    seed: int
+    stop_ids: tuple[Int32, ...]
+    seed: Int64
     extra_key: str = ""
 
 
@@ -53,9 +57,9 @@ class Abort(_Message):
 class Stop(_Message):
     """A stop string was completed by output token number `output_len` (counted from 1): end there."""
 
-    slot: int
+    slot: Int32
     generation: int
-    output_len: int
+    output_len: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 # ---------------------------------------------------------------- scheduler to detokenizer

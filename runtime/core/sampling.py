@@ -8,7 +8,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,11 +33,12 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request is sampled and where it stops; make it with `parse`, which checks every field."""
 
-    max_new_tokens: int = 128
+    # The annotations guard the scheduler's channel; `parse` says what is wrong in words.
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 128
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gapless.runtime.policies import fcfs, lpm
 
@@ -22,6 +22,7 @@ class Waiting(Protocol):
     def namespace(self) -> tuple[str, ...]: ...
 
 
-# Takes the waiting requests by arrival and the cache; gives the order in which they are tried.
-Order = Callable[[Sequence[Any], "PrefixCache"], list[Any]]
+W = TypeVar("W", bound=Waiting)
+# Takes the waiting requests by arrival, the cache, and how many can be tried; gives so many in the order of trying.
+Order = Callable[[Collection[Any], "PrefixCache", int], list[Any]]
 ORDERS: dict[str, Order] = {"fcfs": fcfs.order, "lpm": lpm.order}

@@ -20,18 +20,26 @@ class Reserve:
     def __init__(self) -> None:
         self.ratio = START
 
-    def pages_for(self, request: Request, running: I32, rows: Rows) -> int:
-        """Pages to leave free when `request` joins the running rows, beside those of its known tokens."""
-        if not running.size:
-            return 0  # alone it fits, whatever it generates: its max_output is clamped to the pool
-        state, size = rows.state.take(running, axis=1), rows.page_size
-        # What the pages that a row has already can still take costs nothing.
-        growth = state[MAX_OUTPUT] - state[LAUNCHED_OUT] - (state[PAGE_END] - state[LAUNCHED_LEN])
+    def pages_for(self, request: Request, growth: int, rows: Rows) -> int:
+        """Pages to leave free beside those of its known tokens when it joins rows that may take `growth` more."""
+        pages = growth + self.own_growth(request, rows)
+        return pages if request.preemptions >= MAX_PREEMPTIONS else int(self.ratio * pages)
+
+    @staticmethod
+    def growth(running: I32, rows: Rows) -> int:
+        """Pages that the running rows may still take."""
+        state = rows.state.take(running, axis=1)
+        # What the pages that a row has already can still hold costs nothing.
+        tokens = state[MAX_OUTPUT] - state[LAUNCHED_OUT] - (state[PAGE_END] - state[LAUNCHED_LEN])
+        return int(np.sum(-(-np.maximum(tokens, 0) // rows.page_size)))
+
+    @staticmethod
+    def own_growth(request: Request, rows: Rows) -> int:
+        """Pages that the request may take after those of its known tokens."""
         known = int(rows.known_len[request.slot]) if request.slot else len(request.prompt)
         produced = int(rows.output_len[request.slot]) if request.slot else 0
-        own = request.max_output - produced - -known % size
-        pages = int(np.sum(-(-np.maximum(growth, 0) // size))) + -(-max(own, 0) // size)
-        return pages if request.preemptions >= MAX_PREEMPTIONS else int(self.ratio * pages)
+        tokens = request.max_output - produced - -known % rows.page_size
+        return -(-max(tokens, 0) // rows.page_size)
 
     def preempted(self) -> None:
         self.ratio = min(1.0, self.ratio + RAISE)

@@ -32,6 +32,10 @@ class Batch:
         assert request is not None, f"slot {slot} is free"
         return request
 
+    def is_live(self, slot: int) -> bool:
+        """Whether a request has the slot and has not ended."""
+        return self._requests[slot] is not None and not self.rows.has(slot, ENDING)
+
     def is_idle(self) -> bool:
         return self.rows.free_slots == len(self._requests) - 1
 
@@ -57,8 +61,10 @@ class Batch:
         rows.begin(slot, matched * size)
         pages = np.concatenate([match.pages, cache.take(wanted)])
         self._add_pages(np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), pages)
-        place = np.searchsorted(rows.arrival[self.running], request.arrival)
-        self.running = np.insert(self.running, place, slot)
+        running, place = self.running, len(self.running)
+        if place and rows.arrival[running[-1]] > request.arrival:  # it comes back from preemption
+            place = int(np.searchsorted(rows.arrival[running], request.arrival))
+        self.running = np.concatenate([running[:place], np.array([slot], np.int32), running[place:]])
         return True
 
     def _open(self, request: Request, cached_tokens: int) -> None:

@@ -148,10 +148,19 @@ class Composer:
 
     def _admit(self, budget: int) -> list[Chunk]:
         """First chunks of preempted requests, then of waiting ones, while slots, pages and budget last."""
+        candidates = self._candidates(budget)
+        if not candidates:
+            return []
         chunks: list[Chunk] = []
-        for request in self._candidates(budget):
-            if budget <= 0 or not self._start(request):
+        rows, running = self.batch.rows, self.batch.running
+        growth = self._reserve.growth(running, rows)
+        for request in candidates:
+            # The first of all fits alone, whatever it generates: its max_output is clamped to the pool.
+            reserve = self._reserve.pages_for(request, growth, rows) if self.batch.running.size else 0
+            own = self._reserve.own_growth(request, rows)
+            if budget <= 0 or not self._start(request, reserve):
                 break
+            growth += own
             chunks.append((request.slot, self._chunk(request.slot, budget)))
             budget -= chunks[-1][1]
         return chunks
@@ -165,12 +174,11 @@ class Composer:
             return [request for request in self.preempted if request.locked is None]
         if not self.waiting or not rows.free_slots:
             return []
-        return self._order(list(self.waiting.values()), self.cache)[: rows.free_slots]
+        return self._order(self.waiting.values(), self.cache, rows.free_slots)
 
-    def _start(self, request: Request) -> bool:
+    def _start(self, request: Request, reserve_pages: int) -> bool:
         batch, resumed = self.batch, request.slot != 0
-        reserve = self._reserve.pages_for(request, batch.running, batch.rows)
-        if not batch.start(request, reserve):
+        if not batch.start(request, reserve_pages):
             return False
         if resumed:
             self.preempted.remove(request)

@@ -52,6 +52,8 @@ class Loop:
         self._device, self._inbox, self._outbox = device, inbox, outbox
         self._lag, self._steps, self._watchdog_s = lag, steps, watchdog_s
         self._recorder = recorder
+        if recorder is not None:
+            scheduler.on_composed = lambda: self._mark("compose")
         self._flying: deque[Launch] = deque()
         self._last_beat = 0.0
         self._launches = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def main(spec: ChildSpec) -> int:
         log.info("device: %s", info.description)
         scheduler = Scheduler(config, info)
         outbox.send(ready_message(config, info, scheduler))
+        gc.collect()
+        gc.freeze()  # what loading made stays: the collector need not look at it again
         loop_with(config, scheduler, device, inbox, outbox, trace).run()
     except (ConfigError, ModelLoadError) as error:
         outbox.send(Fatal(error.message))

@@ -48,6 +48,9 @@ ADJUSTED: Final = 64  # the sampler changes its logits: penalties, bias, min_new
 DRAWN: Final = 128  # its temperature is not 0
 
 
+_HOTTEST = float(np.finfo(np.float32).max)
+
+
 class Rows:
     def __init__(self, slots: int, context_length: int, page_size: int) -> None:
         rows = slots + 1
@@ -95,7 +98,8 @@ class Rows:
         flags = CONSTRAINED * constrained | ADJUSTED * params.adjusts_logits | DRAWN * (not params.greedy)
         self.flags[slot] = flags
         self._set_stop_ids(slot, request.stop_ids)
-        self.sampling[:, slot] = 0.0 if params.greedy else params.temperature, params.top_p, params.min_p
+        temperature = 0.0 if params.greedy else min(params.temperature, _HOTTEST)
+        self.sampling[:, slot] = temperature, params.top_p, params.min_p
         self.top_k[slot] = params.top_k
         self.seed[slot] = request.seed
         return slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gapless.runtime.core.messages import (
     Submit,
     ToScheduler,
     column,
+    int32s,
 )
 from gapless.runtime.core.plan import I32, DeviceInfo, Plan
 from gapless.runtime.scheduler.batch import Batch
@@ -53,8 +54,11 @@ class Scheduler:
         cache = PrefixCache(info.pages, config.page_size, enabled=not config.disable_radix_cache)
         self.batch = Batch(config.max_running_requests, info.context_length, cache)
         self.composer = Composer(config, self.batch)
-        self.context_length = info.context_length
+        self.context_length, self.vocab_size = info.context_length, info.vocab_size
         self.pool_tokens = info.pages * config.page_size
+        self.on_composed: Callable[[], None] = lambda: (
+            None
+        )  # between composing and planning, for measurements
         self._make_grammar = make_grammar
         self._by_uid: dict[int, Request] = {}
         self._arrivals = 0
@@ -162,6 +166,9 @@ class Scheduler:
             if not 1 <= prompt <= self.max_prompt_tokens:
                 limit = self.max_prompt_tokens
                 raise RequestError(f"a prompt has 1 to {limit} tokens here, this one has {prompt}")
+            ids = int32s(message.input_ids)
+            if ids.min() < 0 or ids.max() >= self.vocab_size:
+                raise RequestError(f"a token id lies outside 0 to {self.vocab_size - 1}")
             grammar = self._make_grammar(message)
         except Exception as error:  # its own fault ends its own request
             code = error.code if isinstance(error, GaplessError) else InternalError.code
@@ -185,7 +192,7 @@ class Scheduler:
         if not 0 < slot < len(rows.generation):
             log.error("dropped a stop for slot %d, which is not there", slot)
             return
-        if rows.generation[slot] != message.generation or rows.has(slot, ENDING):
+        if rows.generation[slot] != message.generation or not self.batch.is_live(slot):
             return
         rows.truncate(slot, message.output_len)
         self._end(slot)
@@ -216,6 +223,7 @@ class Scheduler:
             self._close(self.batch.request(slot), Finish.LENGTH)
 
     def _build(self, what: Composition) -> Plan | None:
+        self.on_composed()
         failed, self.composer.failed = self.composer.failed, []
         for request, error in failed:
             self._fail(request, error)

@@ -188,3 +188,13 @@ def test_the_root_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_root() == Path("/home/someone/.cache/gapless")
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing() -> None:
+    def build(directory: Path) -> None:
+        (directory / "part").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ConfigError, match="cannot write the cache"):
+        cached_dir("kind", "full", build)
+    assert [path.name for path in (cache_root() / "kind").iterdir()] == [".full.lock"]

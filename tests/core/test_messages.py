@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gapless.runtime.core.ipc import DETOKENIZER, FRONT, SCHEDULER, Decoder
+from gapless.runtime.core.ipc import DETOKENIZER, FRONT, SCHEDULER, Decoder, encode
 from gapless.runtime.core.messages import (
     Abort,
     Closed,
@@ -98,3 +98,18 @@ def test_columns() -> None:
     assert uint8s(column([Finish.FAILED], "u1")).tolist() == [5]
     assert column([], "<i4") == b""
     assert column(np.array([1], ">i4"), "<i4") == b"\1\0\0\0"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Submit(1, b"", SamplingParams(), (2**40,), 0),
+        Submit(1, b"", SamplingParams(), (), 2**63),
+        Submit(1, b"", SamplingParams(top_k=2**40), (), 0),
+        Submit(1, b"", SamplingParams(max_new_tokens=-5), (), 0),
+        Stop(2**40, 0, 1),
+        Stop(1, 0, 0),
+    ],
+)
+def test_numbers_that_no_array_can_hold_do_not_reach_the_scheduler(message: Submit | Stop) -> None:
+    assert Decoder(SCHEDULER)(encode(message)) is None

@@ -73,6 +73,22 @@ def test_namespaces_share_nothing():
     assert tree.match(ids(1, 2, 3), ("extra_key", "X")).pages.size == 3
 
 
+def test_namespaces_leave_nothing_behind():
+    tree = RadixTree(1)
+    for key in range(100):
+        namespace = ("extra_key", str(key))
+        tree.unlock(tree.lock(tree.match(ids(1, 2), namespace)))
+        if key % 2:
+            fill(tree, [1, 2], first_page=1 + 2 * key, namespace=namespace)
+    assert len(tree._roots) == 50
+    held = tree.lock(tree.match(ids(1, 2), ("extra_key", "99")))
+    assert tree.evict(1000).size == 98
+    assert list(tree._roots) == [("extra_key", "99")]
+    tree.unlock(held)
+    tree.evict(2)
+    assert not tree._roots
+
+
 def test_eviction_is_least_recently_used_first_and_frees_less_than_a_leaf_more():
     tree = RadixTree(1)
     for leaf in range(10):

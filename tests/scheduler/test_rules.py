@@ -205,9 +205,13 @@ def test_garbage_from_the_channel_is_dropped(make):
     runner.turn()
     for slot in (0, -1, 10**6):
         runner.scheduler.handle([Stop(slot, 0, 1)])
+    runner.scheduler.handle([Stop(slot, 0, 1) for slot in range(1, 9) if slot != runner.seen[1].slot])
     runner.scheduler.handle([Submit(7, b"abc", SamplingParams(), (), seed=0)])
+    runner.submit(2, [-5], 3)
+    runner.submit(3, [512], 3)
     runner.finish()
     assert runner.seen[1].ids == runner.expected(PROMPT, 5)
+    assert {runner.seen[uid].finish for uid in (2, 3)} == {Finish.FAILED}
 
 
 def test_a_grammar_that_cannot_be_made_ends_its_own_request():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FIRST_WORDS = (
     1 << 14
-)  # of a plan's buffer: grown where a plan is larger, since pinning memory takes milliseconds
+)  # of a plan's buffer; more where a plan is larger, but pinning memory takes milliseconds
 
 
 class Buffers:

@@ -148,8 +148,8 @@ class CPULaunch(QueuedLaunch[Worker]):
 class DeviceThread(Generic[W]):
     """One thread that makes a worker, has it load the model, and runs the launches in order.
 
-    It is the only thread of the process that imports torch and calls it. On the CPU a second thread with an OpenMP team
-    would make every forward up to 1.9 times slower on two cores. torch releases the GIL inside its kernels.
+    It is the only thread of the process that imports torch and runs its operations. On the CPU a second thread with an
+    OpenMP team would make every forward up to 1.9 times slower on two cores. torch releases the GIL inside its kernels.
     """
 
     def __init__(self, make_worker: Callable[[], W]) -> None:

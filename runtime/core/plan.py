@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,9 +26,9 @@ class PlanBuffer:
     float64 is aligned.
     """
 
-    def __init__(self, **sizes: int) -> None:
-        """The sizes are the parameters of `_layout`."""
-        words, self.places = _layout(**sizes)
+    def __init__(self, *sizes: int) -> None:
+        """The sizes are the parameters of `layout`."""
+        words, self.places = layout(*sizes)
         self.words: I32 = np.empty(words, np.int32)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -39,7 +40,7 @@ class PlanBuffer:
 
 
 @lru_cache(maxsize=4096)
-def _layout(
+def layout(
     rows: int, tokens: int, updates: int, samples: int, held: int, late: int, mask_words: int
 ) -> tuple[int, dict[str, Place]]:
     """The number of words, and each field's place; the fields are those of Plan and Sampling."""
@@ -66,8 +67,7 @@ def _layout(
     return end, places
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How K rows are sampled. All arrays are [K], views of the plan's buffer.
 
     `adjusted` are the indices of those whose logits the sampler must change first: penalties, bias, min_new_tokens.
@@ -94,8 +94,7 @@ class SlotSetup:
     params: SamplingParams
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """R rows with T new tokens in all, of which K are sampled and H keep their logits for later.
 
     Row r computes the tokens q_start[r] .. q_start[r+1]-1, at the positions that end with kv_len[r] - 1. An id below
@@ -125,7 +124,7 @@ class Plan:
     chunks: int  # the last so many of the rows compute prompt chunks
     max_q_len: int
     max_kv_len: int
-    setups: tuple[SlotSetup, ...] = field(default=())
+    setups: tuple[SlotSetup, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -59,15 +59,8 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     sample_rows, held_rows = _rows_that_sample(rows, slots, counts, state, flags, flags_seen)
     table = batch.take_updates()
 
-    buffer = PlanBuffer(
-        rows=len(slots),
-        tokens=tokens,
-        updates=table.shape[1],
-        samples=len(sample_rows),
-        held=len(held_rows),
-        late=len(what.late),
-        mask_words=what.late_masks.shape[1],
-    )
+    sizes = (table.shape[1], len(sample_rows), len(held_rows), *what.late_masks.shape)
+    buffer = PlanBuffer(len(slots), tokens, *sizes)
     row_slots, kv_len, q_start = buffer["slots"], buffer["kv_len"], buffer["q_start"]
     row_slots[:] = slots
     np.add(state[LAUNCHED_LEN], 1 if counts is None else counts, out=kv_len)
@@ -206,4 +199,13 @@ def _fill_late(buffer: PlanBuffer, rows: Rows, what: Composition) -> Sampling:
 
 
 _FLOATS, _NUMBERS = np.empty(0, np.float32), np.empty(0, np.float64)
-_NOTHING = Sampling(NONE, NONE, _FLOATS, _FLOATS, _FLOATS, NONE, _NUMBERS, all_greedy=True)
+_NOTHING = Sampling(
+    slots=NONE,
+    output_index=NONE,
+    temperature=_FLOATS,
+    top_p=_FLOATS,
+    min_p=_FLOATS,
+    top_k=NONE,
+    uniform=_NUMBERS,
+    all_greedy=True,
+)

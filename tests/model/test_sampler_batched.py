@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -63,7 +64,7 @@ def both(logits: Tensor, batch: Sampling) -> tuple[Tensor, Tensor]:
 
 
 def moved(batch: Sampling, by: float) -> Sampling:
-    return dataclasses.replace(batch, uniform=np.clip(batch.uniform + by, 0, 1 - 2.0**-53))
+    return msgspec.structs.replace(batch, uniform=np.clip(batch.uniform + by, 0, 1 - 2.0**-53))
 
 
 @pytest.mark.parametrize("block", [None, 3000])
@@ -94,7 +95,7 @@ def test_masked_tokens_are_never_drawn(survivor: int, how: dict[str, Any]) -> No
     logits = allow_only(
         torch.randn(3, 2000, generator=torch.Generator().manual_seed(0)), torch.from_numpy(mask)
     )
-    batch = dataclasses.replace(
+    batch = msgspec.structs.replace(
         random_batch(0, 3),
         uniform=np.array([0.0, 0.5, 1 - 2.0**-53]),
         temperature=np.ones(3, np.float32),
@@ -123,7 +124,7 @@ def test_a_sum_that_falls_by_a_rounding_draws_no_forbidden_token() -> None:
 
 def test_logits_that_are_no_numbers_stay_inside_the_vocabulary() -> None:
     logits = torch.full((2, 50), float("nan"))
-    batch = dataclasses.replace(random_batch(1, 2), temperature=np.ones(2, np.float32))
+    batch = msgspec.structs.replace(random_batch(1, 2), temperature=np.ones(2, np.float32))
     tokens = sample_batched(logits, batch, fields_of(batch), OPS, adjustments())
     assert ((tokens >= 0) & (tokens < 50)).all()
 
@@ -139,7 +140,7 @@ def test_adjusted_rows_are_adjusted_and_counted(temperature: float) -> None:
         params = SamplingParams(frequency_penalty=2.0, logit_bias={3: 3.0}, max_new_tokens=9)
         states[-1].open(SlotSetup(1, np.array([1], np.int32), (0,), params))
     for index in range(4):
-        batch = dataclasses.replace(
+        batch = msgspec.structs.replace(
             random_batch(index, 2),
             temperature=np.full(2, temperature, np.float32),
             output_index=np.full(2, index, np.int32),

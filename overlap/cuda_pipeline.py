@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gapless.overlap.device import Ids
-    from gapless.overlap.plan_tensors import PlanTensors
+    from gapless.overlap.plan_tensors import Fields
 
 FIRST_WORDS = (
     1 << 14
@@ -97,7 +97,7 @@ class Step:
 
     plan: Plan
     buffers: Buffers
-    fields: PlanTensors
+    fields: Fields
     started: Event
     late: Arrival
 
@@ -138,14 +138,14 @@ class Pipeline:
 
     def begin(self, plan: Plan, place: int) -> Step:
         """Enqueues a step up to its late samples, in the buffers number `place`."""
-        from gapless.overlap.plan_tensors import PlanTensors
+        from gapless.overlap.plan_tensors import DeviceFields
 
         streams, buffers = self._streams, self._buffers[place]
         with streams.use(self._inputs):
             words = buffers.send(plan)
             copied = self._record(self._inputs)
         self._compute.wait_event(copied)
-        fields = PlanTensors(words, plan.buffer.places)
+        fields = DeviceFields(words, plan.buffer.places)
         with streams.use(self._compute):
             started = self._record(self._compute)
             self._steps.set_up(plan)

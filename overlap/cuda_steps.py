@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gapless.overlap.plan_tensors import PlanTensors
+    from gapless.overlap.plan_tensors import Fields
 
 _MOST_TOKENS = 2**31 - 1  # places in the pool are int32
 _GIB = 1 << 30
@@ -45,10 +45,10 @@ class CUDASteps(TorchSteps):
         index, count = self.device.index, torch.cuda.device_count()
         return f"CUDA device {index} of {count}: {facts.name}, {facts.total_memory / _GIB:.0f} GiB"
 
-    def _sample(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
-        from gapless.runtime.model.sampler_batched import Fields, sample_batched
+    def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
+        from gapless.runtime.model.sampler_batched import SamplingTensors, sample_batched
 
         temperature, top_p, min_p = fields[prefix + "floats"]
         top_k, uniform = fields[prefix + "ints"][2], fields[prefix + "uniform"]
-        columns = Fields(temperature, top_p, min_p, top_k, uniform)
+        columns = SamplingTensors(temperature, top_p, min_p, top_k, uniform)
         return sample_batched(logits, batch, columns, self._ops, self._adjustments)

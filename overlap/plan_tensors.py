@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gapless.runtime.core.plan import Place
+from gapless.runtime.core.plan import Place, PlanBuffer
 
 _FLOATS = {4: torch.float32, 8: torch.float64}
 
 
-class PlanTensors:
-    """Views of `words`, int32: the words of a plan's buffer, on whatever device they are."""
+class Fields(Protocol):
+    """The fields of a plan's buffer by name."""
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+
+class HostFields:
+    """Views of the buffer itself."""
+
+    def __init__(self, buffer: PlanBuffer) -> None:
+        self._buffer = buffer
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(self._buffer[name])
+
+
+class DeviceFields:
+    """Views of `words`, int32: a copy of the buffer's words on some device."""
 
     def __init__(self, words: Tensor, places: Mapping[str, Place]) -> None:
         self._words, self._places = words, places

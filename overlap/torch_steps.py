@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gapless.kernels.ops import Ops
-    from gapless.overlap.plan_tensors import PlanTensors
+    from gapless.overlap.plan_tensors import Fields
 
 log = logging.getLogger("gapless.worker")
 
@@ -52,7 +52,7 @@ class TorchSteps(ABC):
         """Which device, for people."""
 
     @abstractmethod
-    def _sample(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+    def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         """int64 [R] for logits [R, V]; the fields of `batch` have that prefix in `fields`."""
 
     def load(self) -> DeviceInfo:
@@ -100,7 +100,7 @@ class TorchSteps(ABC):
         for setup in plan.setups:
             self._adjustments.open(setup)
 
-    def late_tokens(self, plan: Plan, fields: PlanTensors) -> Tensor | None:
+    def late_tokens(self, plan: Plan, fields: Fields) -> Tensor | None:
         """Changes the page table, then samples late: int64 [L], or None."""
         import torch
 
@@ -114,7 +114,7 @@ class TorchSteps(ABC):
         logits = torch.stack([self._kept.pop(slot) for slot in plan.late.slots.tolist()])
         return self._scatter(allow_only(logits, fields["late_masks"]), plan.late, fields, "late_")
 
-    def tokens(self, plan: Plan, fields: PlanTensors) -> Tensor | None:
+    def tokens(self, plan: Plan, fields: Fields) -> Tensor | None:
         """Forward and sampling: int64 [K], or None.
 
         For a step that only decodes, this is what a CUDA graph would capture.
@@ -126,11 +126,11 @@ class TorchSteps(ABC):
         if not plan.slots.size:
             return None
         ids, positions, out_loc = fields["tokens"]
-        ids, q_start = ids.to(torch.int64), fields["q_start"]
+        ids = ids.to(torch.int64)
         if plan.ids.min() < 0:
             ids = torch.where(ids < 0, self._future[(-ids).clamp_(min=0)], ids)
         batch = StepBatch(
-            q_start=q_start,
+            q_start=fields["q_start"],
             kv_len=fields["kv_len"],
             slots=fields["slots"],
             page_table=self._table,
@@ -141,17 +141,16 @@ class TorchSteps(ABC):
             max_q_len=plan.max_q_len,
         )
         hidden = self._model.forward(ids, self._cache, batch)
-        last = q_start[1:] - 1
         if plan.held_rows.size:
-            kept = self._model.logits(hidden[last[fields["held_rows"]]])
+            kept = self._model.logits(hidden[_last_of(fields, "held_rows")])
             self._kept.update(zip(plan.slots[plan.held_rows].tolist(), kept, strict=True))
         if not plan.sample_rows.size:
             return None
         if plan.sample_rows.size < hidden.shape[0]:
-            hidden = hidden[last[fields["sample_rows"]]]
+            hidden = hidden[_last_of(fields, "sample_rows")]
         return self._scatter(self._model.logits(hidden), plan.sampling, fields, "")
 
-    def _scatter(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+    def _scatter(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         """Samples, and writes what was sampled to the future-token table."""
         sampled = self._sample(logits, batch, fields, prefix)
         self._future[fields[prefix + "ints"][0]] = sampled
@@ -172,3 +171,8 @@ class TorchSteps(ABC):
                 param="mem_fraction_static",
             )
         return tokens // config.page_size
+
+
+def _last_of(fields: Fields, rows: str) -> Tensor:
+    """The index of the last token of each of these rows."""
+    return fields["q_start"][1:][fields[rows]] - 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gapless.overlap.plan_tensors import PlanTensors
+    from gapless.overlap.plan_tensors import Fields
 
 Ids = NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
@@ -51,18 +51,16 @@ class TorchWorker(TorchSteps):
         why = "a CUDA device is not used" if torch.cuda.is_available() else "no CUDA device"
         return f"CPU with {torch.get_num_threads()} threads ({why})"
 
-    def _sample(self, logits: Tensor, batch: Sampling, fields: PlanTensors, prefix: str) -> Tensor:
+    def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         from gapless.runtime.model.sampler import sample
 
         return sample(logits, batch, self._ops, self._adjustments)
 
 
-def _fields(plan: Plan) -> PlanTensors:
-    import torch
+def _fields(plan: Plan) -> Fields:
+    from gapless.overlap.plan_tensors import HostFields
 
-    from gapless.overlap.plan_tensors import PlanTensors
-
-    return PlanTensors(torch.from_numpy(plan.buffer.words), plan.buffer.places)
+    return HostFields(plan.buffer)
 
 
 def _ids(tokens: Tensor | None) -> Ids:

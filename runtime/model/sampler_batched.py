@@ -23,7 +23,7 @@ _BLOCK_ELEMENTS = 1 << 24  # of logits drawn from at once, which bounds the memo
 
 
 @dataclass(frozen=True)
-class Fields:
+class SamplingTensors:
     """What Sampling says of each row, on the device: each is [R]."""
 
     temperature: Tensor
@@ -32,14 +32,14 @@ class Fields:
     top_k: Tensor
     uniform: Tensor
 
-    def at(self, rows: slice) -> Fields:
-        return Fields(
+    def at(self, rows: slice) -> SamplingTensors:
+        return SamplingTensors(
             self.temperature[rows], self.top_p[rows], self.min_p[rows], self.top_k[rows], self.uniform[rows]
         )
 
 
 def sample_batched(
-    logits: Tensor, batch: Sampling, fields: Fields, ops: Ops, adjustments: Adjustments
+    logits: Tensor, batch: Sampling, fields: SamplingTensors, ops: Ops, adjustments: Adjustments
 ) -> Tensor:
     """The token ids, int64 [R], for logits [R, V]; `fields` are those of `batch`. See `sampler.sample`."""
     if batch.adjusted:
@@ -56,7 +56,7 @@ def sample_batched(
     return tokens
 
 
-def _draw_where_hot(logits: Tensor, best: Tensor, batch: Sampling, fields: Fields) -> Tensor:
+def _draw_where_hot(logits: Tensor, best: Tensor, batch: Sampling, fields: SamplingTensors) -> Tensor:
     """`best` [R] for greedy rows, drawn tokens for the others."""
     vocabulary = logits.shape[1]
     hot = batch.temperature > 0
@@ -70,7 +70,7 @@ def _draw_where_hot(logits: Tensor, best: Tensor, batch: Sampling, fields: Field
     return torch.cat(tokens)
 
 
-def _draw(logits: Tensor, best: Tensor, fields: Fields, any_sorted: bool, any_plain: bool) -> Tensor:
+def _draw(logits: Tensor, best: Tensor, fields: SamplingTensors, any_sorted: bool, any_plain: bool) -> Tensor:
     hot = fields.temperature > 0
     temperature = torch.where(hot, fields.temperature, 1.0).clamp_(max=_HOTTEST)
     scores = logits.float()
@@ -86,7 +86,7 @@ def _draw(logits: Tensor, best: Tensor, fields: Fields, any_sorted: bool, any_pl
     return tokens
 
 
-def _draw_plain(scores: Tensor, fields: Fields) -> Tensor:
+def _draw_plain(scores: Tensor, fields: SamplingTensors) -> Tensor:
     """Tokens drawn from what min_p leaves, [R]; see `_invert`."""
     weights = scores.exp()  # relative to the best token's
     kept = (weights >= fields.min_p[:, None]) & (weights > 0)
@@ -94,7 +94,7 @@ def _draw_plain(scores: Tensor, fields: Fields) -> Tensor:
     return _invert(mass, mass[:, -1:], kept, fields.uniform)
 
 
-def _draw_sorted(scores: Tensor, fields: Fields) -> Tensor:
+def _draw_sorted(scores: Tensor, fields: SamplingTensors) -> Tensor:
     """Tokens drawn from what top_k, top_p and min_p leave, [R]; see `_invert`."""
     best_first, order = torch.sort(scores, dim=1, descending=True, stable=True)
     weights = best_first.exp_()

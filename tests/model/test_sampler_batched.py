@@ -17,7 +17,7 @@ from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model import sampler_batched
 from gapless.runtime.model.adjust import Adjustments
 from gapless.runtime.model.sampler import allow_only, sample
-from gapless.runtime.model.sampler_batched import Fields, sample_batched
+from gapless.runtime.model.sampler_batched import SamplingTensors, sample_batched
 
 OPS = ReferenceOps()
 CPU = torch.device("cpu")
@@ -45,11 +45,11 @@ def random_batch(seed: int, rows: int = ROWS) -> Sampling:
     )
 
 
-def fields_of(batch: Sampling, device: torch.device = CPU) -> Fields:
-    return Fields(
+def fields_of(batch: Sampling, device: torch.device = CPU) -> SamplingTensors:
+    return SamplingTensors(
         *(
             torch.from_numpy(np.array(getattr(batch, field.name))).to(device)
-            for field in dataclasses.fields(Fields)
+            for field in dataclasses.fields(SamplingTensors)
         )
     )
 

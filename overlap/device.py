@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -82,7 +83,7 @@ class Worker(Loads, Protocol):
 W = TypeVar("W", bound=Loads)
 
 
-class QueuedLaunch(Generic[W]):
+class QueuedLaunch(ABC, Generic[W]):
     """A launch that a thread will run: its two events, and what went wrong."""
 
     def __init__(self, plan: Plan) -> None:
@@ -107,9 +108,9 @@ class QueuedLaunch(Generic[W]):
         self._late_fired.set()
         self._fired.set()
 
+    @abstractmethod
     def _run(self, worker: W) -> None:
         """Sets both events."""
-        raise NotImplementedError
 
     def _checked(self, ids: Ids | None) -> Ids:
         if self._error is not None:

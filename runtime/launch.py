@@ -31,6 +31,7 @@ HTTP = "gapless.tokenizer_manager.main"
 NOTICE_SECONDS = 1.0  # how long a server that failed still answers 503 before it goes
 GRACE_SECONDS = 1.5  # how long the HTTP process may then take to end; added to the drain timeout, too
 _BACKLOG = 2048
+_SLICE_SECONDS = 0.2
 
 
 def launch(config: ServerConfig) -> int:
@@ -83,16 +84,30 @@ class _Server:
         return child
 
     def supervise(self) -> int:
-        event = self._events.get()
+        event = self._next(None)
         if not isinstance(event, Child):
             return self._drain()
         return 0 if self._has_stopped(event) else self._fail(event)
+
+    def _next(self, seconds: float | None) -> Child | int:
+        """The next event; raises Empty when there is none within `seconds`.
+
+        Waits in slices: a signal that comes just before a wait begins is only handled once the wait ends.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = _SLICE_SECONDS if deadline is None else min(_SLICE_SECONDS, deadline - time.monotonic())
+            try:
+                return self._events.get(timeout=max(left, 0.0))
+            except Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
 
     def _drain(self) -> int:
         """Lets the HTTP process refuse new requests and finish the open ones."""
         self._http.process.terminate()
         try:
-            event = self._events.get(timeout=self._config.drain_timeout + GRACE_SECONDS)
+            event = self._next(self._config.drain_timeout + GRACE_SECONDS)
         except Empty:
             _say(f"the HTTP process did not end within --drain-timeout {self._config.drain_timeout:g} s")
             return 1
@@ -122,7 +137,7 @@ class _Server:
         deadline = time.monotonic() + seconds
         with contextlib.suppress(Empty):
             while True:
-                event = self._events.get(timeout=max(0, deadline - time.monotonic()))
+                event = self._next(max(0.0, deadline - time.monotonic()))
                 if event is self._http or not isinstance(event, Child):
                     return True
         return False

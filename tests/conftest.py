@@ -171,6 +171,7 @@ class Server:
             info = self.info()
             state = {name: info[name] for name in ("live_requests", "running", "waiting", "used_tokens")}
             if not any(state.values()):
+                assert info["idle_violations"] == 0, "the accounting at rest was not exact"
                 return
             assert time.monotonic() < deadline, f"not idle: {state}"
             time.sleep(0.02)

@@ -80,6 +80,7 @@ class _Info:
             "running": front.heartbeat.running,
             "waiting": front.heartbeat.waiting,
             "used_tokens": front.heartbeat.used_tokens,
+            "idle_violations": front.heartbeat.violations,
         }
         if (ready := front.ready) is not None:
             info |= ready.info | {

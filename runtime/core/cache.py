@@ -89,7 +89,7 @@ def _remove(path: Path) -> None:
 
 
 def _unwritable(error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write the cache (GAPLESS_CACHE_DIR moves it): {error}")
+    return ConfigError(f"cannot write the cache {cache_root()} (GAPLESS_CACHE_DIR moves it): {error}")
 
 
 def _intact(entry: Path) -> bool:

@@ -106,6 +106,10 @@ class ServerConfig:
                 f"{self.max_running_requests}: a step must hold one token of every running request",
                 "max_num_batched_tokens",
             )
+        if self.toy and self.model_path != "toy":
+            refuse(f"--toy {self.toy}: only for --model-path toy, not {self.model_path}", "toy")
+        if self.model_path == "toy" and self.device == "cuda":
+            refuse("--device cuda: the toy model runs on the CPU (or on --device sim)", "device")
         if self.max_total_tokens and self.max_total_tokens < self.page_size:
             refuse(
                 f"--max-total-tokens {self.max_total_tokens} is less than --page-size {self.page_size}",

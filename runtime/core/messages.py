@@ -109,6 +109,7 @@ class Heartbeat(_Message):
     waiting: int
     used_tokens: int
     step: int  # launches so far
+    violations: int = 0  # how often the accounting at rest was not exact
 
 
 class Ready(_Message):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.runtime.core.cache import cache_root, cached_dir, file_key
+from gapless.runtime.core.cache import cached_dir, file_key
 from gapless.runtime.core.errors import ModelLoadError
 from gapless.runtime.core.gguf import GGML_TYPES, GGUFFile, TensorInfo, read_gguf
 from gapless.runtime.model.config import ModelConfig
@@ -44,12 +44,7 @@ def gguf_weights(
     def build(directory: Path) -> None:
         write_safetensors(directory / _FILE, layout, _converted(gguf, config, layout, progress))
 
-    try:
-        directory = cached_dir("weights", file_key(_VERSION, dtype, path=path), build)
-    except OSError as error:
-        raise ModelLoadError(
-            f"cannot keep the converted weights of {path} in {cache_root()}: {error}"
-        ) from error
+    directory = cached_dir("weights", file_key(_VERSION, dtype, path=path), build)
     return read_safetensors(directory / _FILE)
 
 

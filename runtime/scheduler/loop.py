@@ -7,6 +7,7 @@ composition first, so that the device works while the CPU does. `steps` k launch
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from gapless.runtime.scheduler.scheduler import Scheduler
 HEARTBEAT_S = 0.25
 STALLED_TURNS = 1000  # in which there was work and nothing was launched or in flight
 LATE_WAIT_S = 0.005  # for late samples of a step that is about to begin; the device is busy meanwhile
+
+
+log = logging.getLogger("gapless.scheduler")
 
 
 class Inbox(Protocol):
@@ -57,6 +61,8 @@ class Loop:
         self._flying: deque[Launch] = deque()
         self._last_beat = 0.0
         self._launches = 0
+        self._audited = 0  # launches up to the last audit
+        self._violations = 0
         self._idle_turns = 0
         self._now = time.perf_counter()
 
@@ -68,6 +74,7 @@ class Loop:
     def turn(self) -> None:
         """One pass: receive, compose and launch, retire, send."""
         if not self._flying and self.scheduler.is_idle:
+            self._audit()
             self._inbox.wait(int(HEARTBEAT_S * 1000))
             self._mark("idle")
         self.scheduler.handle(self._inbox.drain())
@@ -83,6 +90,14 @@ class Loop:
                 break  # nothing more to launch until this is decided; perhaps there is now
         self._send()
         self._beat()
+
+    def _audit(self) -> None:
+        """At rest all must be back. A server goes on where it is not, but says so and counts it."""
+        if self._launches != self._audited:
+            self._audited = self._launches
+            if problem := self.scheduler.audit():
+                self._violations += 1
+                log.error("accounting: %s", problem)
 
     def _check_progress(self, launched: int) -> None:
         """A scheduler that has work and does none would spin for ever: better an end that says so."""
@@ -146,7 +161,9 @@ class Loop:
             return
         self._last_beat = now
         running, waiting, used = self.scheduler.counts
-        self._outbox.send(Heartbeat(now, launch_age, running, waiting, used, self._launches))
+        self._outbox.send(
+            Heartbeat(now, launch_age, running, waiting, used, self._launches, self._violations)
+        )
 
     def _mark(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""

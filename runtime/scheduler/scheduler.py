@@ -82,6 +82,16 @@ class Scheduler:
     def is_idle(self) -> bool:
         return self.batch.is_idle() and not self.composer.waiting
 
+    def audit(self) -> str:
+        """What is wrong with the accounting of an idle scheduler, from its counts; empty where nothing is."""
+        cache, rows = self.batch.cache, self.batch.rows
+        if cache.is_at_rest and not self._by_uid and not rows.in_flight.any():
+            return ""
+        return (
+            f"{cache.used_pages} of {cache.total_pages} pages, {len(self._by_uid)} requests and "
+            f"{int(rows.in_flight.sum())} launches are held at rest"
+        )
+
     def handle(self, messages: Iterable[ToScheduler]) -> None:
         for message in messages:
             match message:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gapless.kernels.reference import ReferenceOps
-from gapless.runtime.core.errors import ModelLoadError
+from gapless.runtime.core.errors import ConfigError, ModelLoadError
 from gapless.runtime.core.model_path import ModelSource
 from gapless.runtime.model.loader import load_model
 
@@ -187,10 +187,9 @@ def test_disk_that_fills_up(made: Path, own_cache: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("gapless.runtime.model.gguf_weights.write_safetensors", fill_up)
-    message = load_error("gguf", made / "model.gguf")
-    assert str(made / "model.gguf") in message
-    assert str(own_cache) in message
-    assert "No space left" in message
+    with pytest.raises(ConfigError, match="No space left") as caught:
+        load_model(ModelSource("gguf", made / "model.gguf"), torch.float32, ReferenceOps(), lambda _: None)
+    assert str(own_cache) in caught.value.message
 
 
 def test_gguf_with_unknown_architecture(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,12 +32,26 @@ LONG = {"max_new_tokens": 2000, "ignore_eos": True}
 def shared() -> Iterator[Engine]:
     with Engine("toy") as engine:
         yield engine
+        check_idle(engine)
 
 
 @pytest.fixture
 def slow() -> Iterator[Engine]:
     with Engine("toy", toy="delay_ms=20") as engine:
         yield engine
+        check_idle(engine)
+
+
+def check_idle(engine: Engine) -> None:
+    """Waits until the scheduler is at rest; then its accounting must be exact. An engine that died has none."""
+    front, deadline = engine._host._front, time.monotonic() + 10
+    while front.health()["status"] == "ok":
+        beat = front.heartbeat
+        if not (beat.running or beat.waiting or beat.used_tokens):
+            assert beat.violations == 0
+            return
+        assert time.monotonic() < deadline, f"not idle: {beat}"
+        time.sleep(0.05)
 
 
 def expected(text: str, count: int = 8) -> list[int]:

@@ -100,6 +100,6 @@ def calls_per_turn(checkpoint: str, batch: int, **params: Any) -> list[int]:
 def test_a_decode_step_makes_as_many_calls_for_1024_rows_as_for_64(checkpoint: str) -> None:
     with torch.inference_mode():
         few, many = (sorted(calls_per_turn(checkpoint, batch)) for batch in (64, 1024))
-    # Medians: a heartbeat, every 250 ms, adds a few calls to its turn.
-    assert few[COUNTED // 2] == many[COUNTED // 2]
-    assert few[COUNTED // 2] < 600
+    # The least of them: a heartbeat, every 250 ms, adds a few calls to its turn.
+    assert few[0] == many[0]
+    assert few[0] < 600

@@ -122,9 +122,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     late_generations: I32  # [L]
     late_masks: I32  # [L, words]
     chunks: int  # the last so many of the rows compute prompt chunks
-    max_q_len: int
-    max_kv_len: int
     setups: tuple[SlotSetup, ...] = ()
+
+    @property
+    def max_q_len(self) -> int:
+        """The most tokens that a row has; worked out where it is asked for, on the device's thread."""
+        return int(np.diff(self.q_start).max()) if self.chunks else 1
+
+    @property
+    def max_kv_len(self) -> int:
+        return int(self.kv_len.max()) if len(self.kv_len) else 0
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Batch:
         columns = np.flatnonzero(own != kept).astype(np.int32)
         if columns.size:
             rows.page_table[slot, columns] = kept[columns]
-            self._updates.append(np.stack([np.full(columns.size, slot, np.int32), columns, kept[columns]]))
+            self._update(slot, columns, kept[columns])
             self._deferred.append((self.launched_step, own[columns]))
             self.retired(self._retired_step)
 
@@ -142,4 +142,9 @@ class Batch:
 
     def _add_pages(self, slots: I32, columns: I32, pages: I32) -> None:
         self.rows.set_pages(slots, columns, pages)
-        self._updates.append(np.stack([slots, columns, pages]))
+        self._update(slots, columns, pages)
+
+    def _update(self, slots: I32 | int, columns: I32, pages: I32) -> None:
+        update = np.empty((3, len(pages)), np.int32)
+        update[0], update[1], update[2] = slots, columns, pages
+        self._updates.append(update)

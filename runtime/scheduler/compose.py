@@ -64,14 +64,15 @@ class Composer:
             chunks += self._admit(budget - sum(count for _, count in chunks))
         self._reserve.stepped()
         if not self._setups:
-            return Composition(decode, chunks, late, masks)
+            return Composition(decode, chunks, seen, late, masks)
         setups, self._setups = tuple(self._setups), []
-        return Composition(decode, chunks, late, masks, setups)
+        return Composition(decode, chunks, seen, late, masks, setups)
 
     def compose_more(self) -> Composition:
         """A further step of the same composition: nobody is admitted, and constrained rows sit out."""
-        decode = self._decode(*self._flags(), SITS_OUT | CONSTRAINED)
-        return Composition(decode, self._continue_prefills(self._step_tokens - len(decode)))
+        flags, seen = self._flags()
+        decode = self._decode(flags, seen, SITS_OUT | CONSTRAINED)
+        return Composition(decode, self._continue_prefills(self._step_tokens - len(decode)), seen)
 
     def _flags(self) -> tuple[NDArray[np.uint8], int]:
         """The flags of the running rows, and all that are set in any of them."""

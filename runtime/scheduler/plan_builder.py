@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, SlotSetup
 from gapless.runtime.core.random import uniform
@@ -37,6 +36,7 @@ class Composition(NamedTuple):
 
     decode: I32  # slots that compute one token each
     chunks: list[tuple[int, int]]  # slot and number of prompt tokens
+    flags_seen: int  # all flags that any of the decoding slots has, and perhaps more
     late: I32 = NONE  # slots whose kept logits are sampled from first
     late_masks: I32 = NO_MASKS
     setups: tuple[SlotSetup, ...] = ()
@@ -54,9 +54,10 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         counts = np.ones(len(slots), np.int32)
         counts[len(what.decode) :] = [count for _, count in what.chunks]
     tokens = len(slots) if counts is None else int(counts.sum())
-    state, flags = rows.state.take(slots, axis=1), rows.flags[slots]
-    flags_seen = int(np.bitwise_or.reduce(flags))
-    sample_rows, held_rows = _rows_that_sample(rows, slots, counts, state, flags, flags_seen)
+    state, flags_seen = rows.state.take(slots, axis=1), what.flags_seen
+    if what.chunks:
+        flags_seen |= int(np.bitwise_or.reduce(rows.flags[slots]))
+    sample_rows, held_rows = _rows_that_sample(rows, slots, counts, state, flags_seen)
     table = batch.take_updates()
 
     sizes = (table.shape[1], len(sample_rows), len(held_rows), *what.late_masks.shape)
@@ -72,7 +73,8 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         _fill_mixed(rows, row_slots, counts, state[LAUNCHED_LEN], q_start, places)
     buffer["table"][:] = table
     buffer["sample_rows"][:] = sample_rows
-    buffer["held_rows"][:] = held_rows
+    if len(held_rows):
+        buffer["held_rows"][:] = held_rows
     samples_all = len(sample_rows) == len(slots)
     sampled, sampled_state = (slots, state) if samples_all else (slots[sample_rows], state[:, sample_rows])
     sampling = _fill_sampling(buffer, "", rows, sampled, sampled_state, flags_seen)
@@ -103,19 +105,17 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         table=buffer["table"],
         sample_rows=buffer["sample_rows"],
         sampling=sampling,
-        held_rows=buffer["held_rows"],
+        held_rows=held_rows,
         late=late,
-        late_generations=rows.generation[what.late],
-        late_masks=buffer["late_masks"],
+        late_generations=rows.generation[what.late] if late.slots.size else NONE,
+        late_masks=what.late_masks,
         chunks=len(what.chunks),
-        max_q_len=1 if counts is None else int(counts.max()),
-        max_kv_len=int(kv_len.max()) if len(slots) else 0,
         setups=what.setups,
     )
 
 
 def _rows_that_sample(
-    rows: Rows, slots: I32, counts: I32 | None, state: I32, flags: NDArray[np.uint8], flags_seen: int
+    rows: Rows, slots: I32, counts: I32 | None, state: I32, flags_seen: int
 ) -> tuple[I32, I32]:
     """Indices of the rows that are sampled, and of those whose logits are kept for late sampling.
 
@@ -126,7 +126,7 @@ def _rows_that_sample(
     complete = state[LAUNCHED_LEN] + (1 if counts is None else counts) >= rows.target_len[slots]
     rows.flags[slots[complete]] &= ~PREFILLING & 255
     complete &= state[LAUNCHED_OUT] < state[MAX_OUTPUT]
-    constrained = flags & CONSTRAINED > 0
+    constrained = rows.flags[slots] & CONSTRAINED > 0
     sampled, held = (complete & ~constrained).nonzero()[0], (complete & constrained).nonzero()[0]
     return sampled.astype(np.int32), held.astype(np.int32)
 

@@ -129,10 +129,11 @@ class Scheduler:
             generations = generations[plan.sample_rows]
         self._decide(plan.sampling.slots, generations, ids)
         batch.retired(plan.step)
-        for slot in slots[len(slots) - plan.chunks :].tolist():
-            if not rows.has(slot, ENDING):
-                batch.publish(slot)
-                self._end_without_output(slot)
+        if plan.chunks:
+            for slot in slots[len(slots) - plan.chunks :].tolist():
+                if not rows.has(slot, ENDING):
+                    batch.publish(slot)
+                    self._end_without_output(slot)
         if late.size:
             rows.in_flight[late] -= 1
             slots = np.concatenate([slots, late])

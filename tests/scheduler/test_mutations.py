@@ -88,7 +88,7 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
             "publish",
             {
                 "rows.page_table[slot, columns] = kept[columns]": "pass",
-                "columns, kept[columns]]))": "columns, own[columns]]))",
+                "self._update(slot, columns, kept[columns])": "pass",
             },
         ),
     ],

@@ -79,18 +79,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     sampled, sampled_state = (slots, state) if samples_all else (slots[sample_rows], state[:, sample_rows])
     sampling = _fill_sampling(buffer, "", rows, sampled, sampled_state, flags_seen)
     late = _fill_late(buffer, rows, what)
-
-    if samples_all and counts is None:
-        rows.state[LAUNCHED_LEN : IN_FLIGHT + 1, slots] += 1
-    else:
-        rows.launched_len[slots] = kv_len
-        rows.in_flight[slots] += 1
-        rows.launched_out[sampled] += 1
-    full = sampled_state[LAUNCHED_OUT] >= sampled_state[MAX_OUTPUT] - 1
-    if np.count_nonzero(full):
-        rows.flags[sampled[full]] |= FULL
-    if len(held_rows):
-        rows.flags[slots[held_rows]] |= KEPT
+    _advance(rows, slots, kv_len, sampled, sampled_state, slots[held_rows])
     batch.launched_step += 1
     return Plan(
         step=batch.launched_step,
@@ -112,6 +101,21 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         chunks=len(what.chunks),
         setups=what.setups,
     )
+
+
+def _advance(rows: Rows, slots: I32, kv_len: I32, sampled: I32, sampled_state: I32, held: I32) -> None:
+    """The rows are launched up to `kv_len`; those of `sampled` have a token more in flight, `held` wait for theirs."""
+    if sampled is slots:  # as in a plain decode step: both move in one operation
+        rows.state[LAUNCHED_OUT : IN_FLIGHT + 1, slots] += 1
+    else:
+        rows.in_flight[slots] += 1
+        rows.launched_out[sampled] += 1
+    rows.launched_len[slots] = kv_len
+    full = sampled_state[LAUNCHED_OUT] >= sampled_state[MAX_OUTPUT] - 1
+    if np.count_nonzero(full):
+        rows.flags[sampled[full]] |= FULL
+    if held.size:
+        rows.flags[held] |= KEPT
 
 
 def _rows_that_sample(

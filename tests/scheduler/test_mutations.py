@@ -68,7 +68,7 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
         (plan_builder, "_fill_decode", {"np.negative(slots, out=ids)": "ids[:] = rows.tokens[slots, begin]"}),
     ],
     "a row whose token in flight fills its limit is launched again": [
-        (plan_builder, "build_plan", {"|= FULL": "|= 0"}),
+        (plan_builder, "_advance", {"|= FULL": "|= 0"}),
     ],
     "a chunk that is not the last is sampled from": [
         (plan_builder, "_rows_that_sample", {">= rows.target_len[slots]": ">= 0"}),

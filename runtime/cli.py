@@ -13,6 +13,7 @@ import gapless
 from gapless.runtime.core.child import EXIT_BAD_INPUT, set_up_logging
 from gapless.runtime.core.errors import ConfigError, GaplessError, ModelLoadError
 from gapless.runtime.core.options import Parser, add_options, config_from, options_table
+from gapless.runtime.core.sampling import SamplingParams
 
 Run = Callable[[argparse.Namespace], int]
 EXIT_INTERRUPTED = 130
@@ -88,6 +89,7 @@ def _generate(parsed: argparse.Namespace) -> int:
     set_up_logging(config.log_level)
     names = ("max_new_tokens", "temperature", "sampling_seed")
     params = {name: getattr(parsed, name) for name in names}
+    SamplingParams.parse(params)  # a wrong value shows before the model loads
     with Engine(**config.public()) as engine:
         for chunk in engine.generate(parsed.text, params, stream=True):
             print(chunk["text"], end="", flush=True)

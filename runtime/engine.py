@@ -304,7 +304,7 @@ class _Host:
             asyncio.wrap_future(_load_in_background(self.config.model_path)), self._ready
         )
         self._detokenizer = DetokenizerManager(tokenizer.pieces)
-        self._front.tokenizer = tokenizer
+        self._front.set_tokenizer(tokenizer)
 
     async def _watch(self, child: Child, exited: asyncio.Event) -> None:
         """A scheduler that dies while it loads fails the start, later it fails every call."""

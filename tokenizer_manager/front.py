@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
 from gapless.tokenizer_manager.states import Call, Registry
 
+log = logging.getLogger("gapless.http")
 STALE_SECONDS = 2.0
 _INLINE_SIZE = 8192  # characters or ids that are prepared on the event loop: a thread costs more than they do
 
@@ -56,9 +58,18 @@ class Front:
                 self.heartbeat = message
             case Ready():
                 self.ready, self._ready_at = message, self._clock()
+                self._announce()
             case Fatal():
                 self._fatal = message.message
                 self.registry.fail_all(InternalError(f"the engine stopped: {message.message}"))
+
+    def set_tokenizer(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._announce()
+
+    def _announce(self) -> None:
+        if self.refusal() is None and self.ready is not None:
+            log.info("ready: the model was loaded in %.1f s", self.ready.load_seconds)
 
     def refusal(self) -> tuple[str, str] | None:
         """(status, reason) while no request can be taken."""

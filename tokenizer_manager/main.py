@@ -80,7 +80,7 @@ async def _serve(spec: ChildSpec) -> int:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if loading.done():
-        front.tokenizer = loading.result()
+        front.set_tokenizer(loading.result())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()

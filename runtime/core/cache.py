@@ -122,5 +122,9 @@ def _locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(error) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that builds %s", path.parent.name)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

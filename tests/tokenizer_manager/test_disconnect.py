@@ -93,6 +93,7 @@ def test_a_disconnect_while_the_client_does_not_read(run: Any, on_a_socket: Any)
 def test_300_disconnects_leave_nothing(run: Any, on_a_socket: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with on_a_socket() as service:
+            caplog.clear()  # it has said that it is ready
             for turn in range(300):
                 connection = await Connection.post(service.port, text="secret", stream=bool(turn % 2))
                 uid = (await service.engine.take(Submit)).uid

@@ -48,7 +48,9 @@ class TorchWorker(TorchSteps):
     def _describe(self) -> str:
         import torch
 
-        why = "a CUDA device is not used" if torch.cuda.is_available() else "no CUDA device"
+        from gapless.overlap.cuda_streams import cuda_is_there
+
+        why = "there is a CUDA device: --device cuda" if cuda_is_there() else "no CUDA device"
         return f"CPU with {torch.get_num_threads()} threads ({why})"
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:

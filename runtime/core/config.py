@@ -25,7 +25,7 @@ class ServerConfig:
     port: int = option(30000, "port to bind; 0 picks a free one", low=0)
     device: str = option(
         "auto",
-        "where the model runs; auto: on a CUDA device where there is one; sim: a simulated GPU, for the toy model",
+        "where the model runs; auto: the CPU; cuda: not yet tried on a GPU; sim: a simulated GPU, for the toy model",
         choices=("auto", "cpu", "cuda", "sim"),
     )
     sim_device: str = option("H100", "GPU that --device sim simulates", choices=("A100", "H100", "H200"))

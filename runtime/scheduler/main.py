@@ -10,7 +10,6 @@ from typing import Any
 import zmq
 
 from gapless.overlap.cuda import cuda_device
-from gapless.overlap.cuda_streams import cuda_is_there
 from gapless.overlap.device import CPUDevice, Device, Worker
 from gapless.overlap.simulated import simulated_device
 from gapless.runtime.core.child import ChildSpec, run_child
@@ -40,9 +39,7 @@ def make_worker(config: ServerConfig) -> Worker:
 def make_device(config: ServerConfig) -> Device:
     if config.device == "sim":
         return simulated_device(config)
-    if config.model_path != "toy" and (
-        config.device == "cuda" or (config.device == "auto" and cuda_is_there())
-    ):
+    if config.device == "cuda":
         return cuda_device(config)
     return CPUDevice(lambda: make_worker(config))
 

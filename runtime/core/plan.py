@@ -49,7 +49,6 @@ def layout(
         "q_start": (_INTS, (rows + 1,)),
         "kv_len": (_INTS, (rows,)),
         "tokens": (_INTS, (3, tokens)),  # ids, positions, out_loc
-        "table": (_INTS, (3, updates)),
         "sample_rows": (_INTS, (samples,)),
         "held_rows": (_INTS, (held,)),
         "late_masks": (_INTS, (late, mask_words)),
@@ -58,6 +57,7 @@ def layout(
         fields[prefix + "ints"] = (_INTS, (3, count))  # slots, output_index, top_k
         fields[prefix + "floats"] = (_FLOATS, (3, count))  # temperature, top_p, min_p
         fields[prefix + "uniform"] = (_DOUBLES, (count,))
+    fields["table"] = (_INTS, (3, updates))  # last: a plan without changes is a beginning of one with them
     places: dict[str, Place] = {}
     end = 0
     for name, (dtype, shape) in fields.items():

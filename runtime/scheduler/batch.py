@@ -23,7 +23,7 @@ class Batch:
         self._requests: list[Request | None] = [None] * (slots + 1)
         self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
         self.launched_step = 0
-        self._retired_step = 0
+        self.retired_step = 0
         # Pages that a launched step may still read, with the number of the last such step.
         self._deferred: deque[tuple[int, I32]] = deque()
 
@@ -107,7 +107,7 @@ class Batch:
             rows.page_table[slot, columns] = kept[columns]
             self._update(slot, columns, kept[columns])
             self._deferred.append((self.launched_step, own[columns]))
-            self.retired(self._retired_step)
+            self.retired(self.retired_step)
 
     def settle(self, slot: int) -> None:
         """Gives back what an ending or preempted row holds, if no launched step names it. Safe to call at any time."""
@@ -128,7 +128,7 @@ class Batch:
 
     def retired(self, step: int) -> None:
         """The device has finished `step`: pages that only it or earlier ones could read are free."""
-        self._retired_step = step
+        self.retired_step = step
         while self._deferred and self._deferred[0][0] <= step:
             self.cache.give_back(self._deferred.popleft()[1])
 

@@ -13,7 +13,7 @@ from gapless.runtime.core.plan import I32, SlotSetup
 from gapless.runtime.policies.base import ORDERS
 from gapless.runtime.scheduler.admission import Reserve
 from gapless.runtime.scheduler.batch import Batch
-from gapless.runtime.scheduler.plan_builder import NO_MASKS, NONE, Composition
+from gapless.runtime.scheduler.composition import NO_MASKS, NONE, Composition
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import (
     ADJUSTED,

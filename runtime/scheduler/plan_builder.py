@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, SlotSetup
+from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling
 from gapless.runtime.core.random import uniform
 from gapless.runtime.scheduler.batch import Batch
+from gapless.runtime.scheduler.composition import NONE, Composition
 from gapless.runtime.scheduler.rows import (
     ADJUSTED,
     CONSTRAINED,
@@ -26,24 +25,6 @@ from gapless.runtime.scheduler.rows import (
     TOP_K,
     Rows,
 )
-
-NONE: I32 = np.empty(0, np.int32)
-NO_MASKS: I32 = np.empty((0, 0), np.int32)
-
-
-class Composition(NamedTuple):
-    """What one step computes."""
-
-    decode: I32  # slots that compute one token each
-    chunks: list[tuple[int, int]]  # slot and number of prompt tokens
-    flags_seen: int  # all flags that any of the decoding slots has, and perhaps more
-    late: I32 = NONE  # slots whose kept logits are sampled from first
-    late_masks: I32 = NO_MASKS
-    setups: tuple[SlotSetup, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.decode.size or self.chunks or self.late.size)
 
 
 def build_plan(batch: Batch, what: Composition) -> Plan:

@@ -26,8 +26,9 @@ from gapless.runtime.core.messages import (
 from gapless.runtime.core.plan import I32, DeviceInfo, Plan
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.compose import Composer
+from gapless.runtime.scheduler.composition import Composition
 from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
-from gapless.runtime.scheduler.plan_builder import Composition, build_plan
+from gapless.runtime.scheduler.planner import Planner
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import (
     CONSTRAINED,
@@ -54,6 +55,7 @@ class Scheduler:
         cache = PrefixCache(info.pages, config.page_size, enabled=not config.disable_radix_cache)
         self.batch = Batch(config.max_running_requests, info.context_length, cache)
         self.composer = Composer(config, self.batch)
+        self._planner = Planner(self.batch)
         self.context_length, self.vocab_size = info.context_length, info.vocab_size
         self.pool_tokens = info.pages * config.page_size
         self.on_composed: Callable[[], None] = lambda: (
@@ -238,7 +240,7 @@ class Scheduler:
         failed, self.composer.failed = self.composer.failed, []
         for request, error in failed:
             self._fail(request, error)
-        return None if what.is_empty else build_plan(self.batch, what)
+        return None if what.is_empty else self._planner.build(what)
 
     def _decide(self, slots: I32, generations: I32, ids: Ids) -> None:
         """Appends sampled ids to their rows and finds those that end with them."""

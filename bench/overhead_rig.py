@@ -16,7 +16,7 @@ from typing import Any, cast
 import zmq
 
 from gapless.bench.overhead_client import Task
-from gapless.bench.overhead_meter import Meter, MeteredClock, Window
+from gapless.bench.overhead_meter import Meter, MeteredClock, Sample, Window
 from gapless.overlap.simulated import ConstantWorker, SimulatedDevice
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import InternalError
@@ -68,7 +68,7 @@ class Rig:
 
     def __init__(self, case: Case, trace: Recorder | None = None) -> None:
         self.case, self.cost = case, case.cost
-        steps = case.num_steps + (0 if case.lag == 0 else MOST_PROBES * PROBE_WINDOWS * PROBE_STEPS)
+        steps = 2 * case.num_steps + (0 if case.lag == 0 else MOST_PROBES * PROBE_WINDOWS * PROBE_STEPS)
         endless = ENDLESS + steps
         self._max_output = LONGEST_OUTPUT * case.output_len or endless
         self._config = _config(case, INPUT_LEN + self._max_output)
@@ -116,11 +116,27 @@ class Rig:
         self._advance(WARM_UP_STEPS)
 
     def measure(self) -> Window:
-        """The case's own window, which the trace hears of."""
+        """The case's own window, which the trace hears of; host and CPU are those of steps without a recorder.
+
+        A recorder looks at the clock seven times a step, which is a tenth of a short step's host time.
+        """
         self._meter.trace = self._trace
         window = self._window(self.case.num_steps)
         self._meter.trace = None
-        return window
+        plain = self._samples_without_phases(len(window.samples))
+        samples = [
+            Sample(alone.host, alone.cpu, told.phases)
+            for alone, told in zip(plain, window.samples, strict=True)
+        ]
+        return dataclasses.replace(window, samples=samples)
+
+    def _samples_without_phases(self, count: int) -> list[Sample]:
+        meter, loop = self._meter, self._loop
+        recorder, loop.recorder, meter.samples = loop.recorder, None, []
+        while len(meter.samples) < count:
+            loop.turn()
+        loop.recorder = recorder
+        return meter.samples[:count]
 
     def min_step_hidden(self, host: float) -> float | None:
         """The shortest device step, in seconds, at which the idle share stays within 2 %; None above 20 ms.

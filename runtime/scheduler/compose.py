@@ -22,12 +22,18 @@ from gapless.runtime.scheduler.rows import (
     FULL,
     IN_FLIGHT,
     KEPT,
+    KNOWN_LEN,
+    LAUNCHED_LEN,
     LAUNCHED_OUT,
+    MAX_OUTPUT,
+    OUTPUT_LEN,
+    PAGE_END,
     PREEMPTED,
     PREFILLING,
     SITS_OUT,
 )
 
+AMPLE = 4  # pages for each running row that make it right to take some before they are needed
 Chunk = tuple[int, int]  # slot, number of tokens
 
 
@@ -41,6 +47,9 @@ class Composer:
         self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
         self.failed: list[tuple[Request, Exception]] = []  # whose grammar raised, since the last look
         self._setups: list[SlotSetup] = []
+        # The array of decoding rows (the same object means the same rows) that need no page for so many steps.
+        self._with_pages: I32 = NONE
+        self._steps_with_pages = 0
         self._reserve = Reserve()
         self._order = ORDERS[config.schedule_policy]
         self._step_tokens = config.max_num_batched_tokens
@@ -106,10 +115,20 @@ class Composer:
         """Rows with none of the flags `but`, oldest first, that have a page for one more token."""
         rows, running = self.batch.rows, self.batch.running
         slots = running[flags & but == 0] if seen & but else running
-        crossing = rows.launched_len[slots] >= rows.page_end[slots]
-        if not np.count_nonzero(crossing):
+        if slots is self._with_pages and self._steps_with_pages:
+            self._steps_with_pages -= 1
             return slots
-        needy = slots[crossing]
+        if not slots.size:
+            return slots
+        left = rows.page_end[slots] - rows.launched_len[slots]
+        least = int(left.min())
+        if least > 0:
+            self._with_pages, self._steps_with_pages = slots, least - 1
+            return slots
+        needy = slots[left <= 0]
+        if self.cache.available > AMPLE * running.size:
+            self.batch.grow(self._near_their_page_s_end(slots))
+            return slots
         served = needy[: self.cache.available]
         self.batch.grow(served)
         if served.size == needy.size:
@@ -117,6 +136,16 @@ class Composer:
         self._preempt_newest()
         without = np.concatenate([needy[served.size :], running[rows.flags[running] & PREEMPTED > 0]])
         return slots[~np.isin(slots, without)]
+
+    def _near_their_page_s_end(self, slots: I32) -> I32:
+        """Rows that soon need a page, so that most steps take none: half a page ahead of those that need one now."""
+        rows = self.batch.rows
+        state = rows.state.take(slots, axis=1)
+        ahead = state[LAUNCHED_LEN] + self.cache.page_size // 2 >= state[PAGE_END]
+        # No page beyond the last token that the request may still compute.
+        ahead &= state[PAGE_END] < state[KNOWN_LEN] + state[MAX_OUTPUT] - state[OUTPUT_LEN]
+        near: I32 = slots[ahead]
+        return near
 
     def _preempt_newest(self) -> None:
         """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""

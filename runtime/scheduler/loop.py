@@ -55,7 +55,7 @@ class Loop:
         self.scheduler = scheduler
         self._device, self._inbox, self._outbox = device, inbox, outbox
         self._lag, self._steps, self._watchdog_s = lag, steps, watchdog_s
-        self._recorder = recorder
+        self.recorder = recorder
         if recorder is not None:
             scheduler.on_composed = lambda: self._mark("compose")
         self._flying: deque[Launch] = deque()
@@ -146,8 +146,8 @@ class Loop:
         self._mark("wait")
         self.scheduler.retire(launch.plan, launch.ids(), launch.late_ids())
         self._mark("retire")
-        if self._recorder is not None:
-            self._recorder.step(launch.plan.step, launch.started, launch.ended)
+        if self.recorder is not None:
+            self.recorder.step(launch.plan.step, launch.started, launch.ended)
 
     def _send(self) -> None:
         output = self.scheduler.take_output()
@@ -167,6 +167,6 @@ class Loop:
 
     def _mark(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""
-        if self._recorder is not None:
+        if self.recorder is not None:
             before, self._now = self._now, time.perf_counter()
-            self._recorder.phase(phase, before, self._now)
+            self.recorder.phase(phase, before, self._now)

@@ -21,7 +21,6 @@ from gapless.runtime.scheduler.rows import (
     LAUNCHED_OUT,
     MAX_OUTPUT,
     PREFILLING,
-    TAIL,
     TOP_K,
     Rows,
 )
@@ -121,7 +120,7 @@ def _fill_decode(rows: Rows, slots: I32, state: I32, places: I32) -> None:
     ids, positions, out_loc = places
     begin = state[LAUNCHED_LEN]
     positions[:] = begin
-    np.add(state[TAIL], begin, out=out_loc)
+    out_loc[:] = rows.places(slots, begin)
     np.negative(slots, out=ids)
     known = state[KNOWN_LEN] > begin
     if np.count_nonzero(known):
@@ -131,7 +130,6 @@ def _fill_decode(rows: Rows, slots: I32, state: I32, places: I32) -> None:
 def _fill_mixed(rows: Rows, slots: I32, counts: I32, begin: I32, q_start: I32, places: I32) -> None:
     """Where the tokens are, what they are (or whose future token), and where their KV goes."""
     ids, positions, out_loc = places
-    size = rows.page_size
     q_start[0] = 0
     np.cumsum(counts, out=q_start[1:])
     positions[:] = rows_of_tokens = np.repeat(begin - q_start[:-1], counts)
@@ -139,8 +137,7 @@ def _fill_mixed(rows: Rows, slots: I32, counts: I32, begin: I32, q_start: I32, p
     slots = np.repeat(slots, counts)
     known = positions < rows.known_len[slots]
     ids[:] = np.where(known, rows.tokens[slots, positions], -slots)
-    columns = positions // size
-    out_loc[:] = rows.page_table[slots, columns] * size + (positions - columns * size)
+    out_loc[:] = rows.places(slots, positions)
 
 
 def _fill_sampling(

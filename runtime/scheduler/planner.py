@@ -57,9 +57,11 @@ class Planner:
         start = len(difference)
         np.add(last.buffer.words[:start], difference, out=buffer.words[:start])
         kv_len, (_, positions, out_loc) = buffer["kv_len"], buffer["tokens"]
-        if table.size:  # some rows have a new page
+        if table.size:
             buffer["table"][:] = table
-            np.add(rows.tail[slots], positions, out=out_loc)
+        crossing = (positions % rows.page_size == 0).nonzero()[0]
+        if crossing.size:
+            out_loc[crossing] = rows.places(slots[crossing], positions[crossing])
         rows.state[LAUNCHED_LEN : IN_FLIGHT + 1, slots] += 1
         batch.launched_step += 1
         self._room -= 1

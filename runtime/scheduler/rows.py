@@ -31,11 +31,10 @@ IN_FLIGHT: Final = 2
 KNOWN_LEN: Final = 3
 OUTPUT_LEN: Final = 4
 PAGE_END: Final = 5
-TAIL: Final = 6
-MAX_OUTPUT: Final = 7
-GENERATION: Final = 8
-TOP_K: Final = 9
-_STATES: Final = 10
+MAX_OUTPUT: Final = 6
+GENERATION: Final = 7
+TOP_K: Final = 8
+_STATES: Final = 9
 
 ENDING: Final = 1  # finished or aborted: released when nothing is in flight
 PREEMPTED: Final = 2  # gives its pages back when nothing is in flight
@@ -64,7 +63,6 @@ class Rows:
         self.known_len = self.state[KNOWN_LEN]
         self.output_len = self.state[OUTPUT_LEN]
         self.page_end = self.state[PAGE_END]
-        self.tail = self.state[TAIL]  # position p of the newest page lies at tail + p of the pool
         self.max_output = self.state[MAX_OUTPUT]
         self.generation = self.state[GENERATION]  # counts the requests that had the slot
         self.top_k = self.state[TOP_K]
@@ -136,9 +134,13 @@ class Rows:
     def set_pages(self, slots: I32, columns: I32, pages: I32) -> None:
         """The new pages of rows that end with the columns given; of several for one row the last is the newest."""
         self.page_table[slots, columns] = pages
-        ends = columns * self.page_size
-        self.page_end[slots] = ends + self.page_size
-        self.tail[slots] = pages * self.page_size - ends
+        self.page_end[slots] = (columns + 1) * self.page_size
+
+    def places(self, slots: I32, positions: I32) -> I32:
+        """Where in the pool the rows' positions lie, as page * page_size + offset."""
+        columns = positions // self.page_size
+        pages = self.page_table[slots, columns]
+        return pages * self.page_size + (positions - columns * self.page_size)
 
     def cacheable_len(self, slot: int) -> int:
         """Positions whose KV is written and whose tokens are part of the request's final text."""

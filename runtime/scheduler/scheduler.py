@@ -20,7 +20,6 @@ from gapless.runtime.core.messages import (
     Stop,
     Submit,
     ToScheduler,
-    column,
     int32s,
 )
 from gapless.runtime.core.plan import I32, DeviceInfo, Plan
@@ -129,7 +128,7 @@ class Scheduler:
         generations = plan.generations
         if len(plan.sample_rows) < len(slots):
             generations = generations[plan.sample_rows]
-        self._decide(plan.sampling.slots, generations, ids)
+        may_leave = self._decide(plan.sampling.slots, generations, ids)
         batch.retired(plan.step)
         if plan.chunks:
             for slot in slots[len(slots) - plan.chunks :].tolist():
@@ -139,9 +138,8 @@ class Scheduler:
         if late.size:
             rows.in_flight[late] -= 1
             slots = np.concatenate([slots, late])
-        leaving = rows.flags[slots] & (ENDING | PREEMPTED)
-        if np.count_nonzero(leaving):
-            for slot in slots[leaving > 0].tolist():
+        if may_leave or plan.chunks or late.size or plan.held_rows.size:
+            for slot in slots[rows.flags[slots] & (ENDING | PREEMPTED) > 0].tolist():
                 batch.settle(slot)
 
     def take_output(self) -> StepOutput | None:
@@ -156,10 +154,10 @@ class Scheduler:
             slots, generations, ids, finish = np.concatenate([NO_COLUMNS, *parts], axis=1)
         output = StepOutput(
             opened=[self._opened(request) for request in started],
-            slots=column(slots, "<i4"),
-            generations=column(generations, "<i4"),
-            ids=column(ids, "<i4"),
-            finish=column(finish, "u1"),
+            slots=slots.tobytes(),
+            generations=generations.tobytes(),
+            ids=ids.tobytes(),
+            finish=finish.astype(np.uint8).tobytes(),
             closed=self._closed,
         )
         self._closed = []
@@ -242,8 +240,10 @@ class Scheduler:
             self._fail(request, error)
         return None if what.is_empty else self._planner.build(what)
 
-    def _decide(self, slots: I32, generations: I32, ids: Ids) -> None:
-        """Appends sampled ids to their rows and finds those that end with them."""
+    def _decide(self, slots: I32, generations: I32, ids: Ids) -> bool:
+        """Appends sampled ids to their rows and ends those that stop; False if no row here is on its way out."""
+        if not slots.size:
+            return False
         rows = self.batch.rows
         state, flags = rows.state.take(slots, axis=1), rows.flags[slots]
         seen = int(np.bitwise_or.reduce(flags))
@@ -266,6 +266,7 @@ class Scheduler:
         if ended:
             for slot in slots[finish > 0].tolist():
                 self._end(slot)
+        return bool(ended or seen & (ENDING | PREEMPTED | CONSTRAINED))
 
     def _accept(self, slots: I32) -> None:
         """Tells grammars of their newest token."""

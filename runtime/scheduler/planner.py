@@ -6,6 +6,9 @@ lengths, positions, places in the pool, output indices. So its buffer is the las
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
+
 import numpy as np
 
 from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling
@@ -22,6 +25,7 @@ class Planner:
         self._last: Plan | None = None  # the newest plan, where it only decoded
         self._decode: I32 = NONE  # its composition's array itself: the same object means the same rows
         self._difference: I32 | None = None  # between the buffers of two plans in a row, once it was needed
+        self._crossings: deque[I32] = deque()  # which rows begin a page in the next step, the one after, ...
         self._room = 0  # tokens that every one of the rows may still launch
 
     def build(self, what: Composition) -> Plan:
@@ -46,6 +50,7 @@ class Planner:
                 return False
             rows = self._batch.rows
             self._difference = _difference(last)
+            self._crossings = _crossings(last.positions + 1, rows.page_size)
             self._room = int((rows.max_output[last.slots] - rows.launched_out[last.slots]).min())
         return self._room > 1
 
@@ -59,9 +64,11 @@ class Planner:
         kv_len, (_, positions, out_loc) = buffer["kv_len"], buffer["tokens"]
         if table.size:
             buffer["table"][:] = table
-        crossing = (positions % rows.page_size == 0).nonzero()[0]
+        crossing = self._crossings[0]  # rows whose token is the first of a page
+        self._crossings.rotate(-1)
         if crossing.size:
-            out_loc[crossing] = rows.places(slots[crossing], positions[crossing])
+            columns = positions[crossing] // rows.page_size
+            out_loc[crossing] = rows.page_table[slots[crossing], columns] * rows.page_size
         rows.state[LAUNCHED_LEN : IN_FLIGHT + 1, slots] += 1
         batch.launched_step += 1
         self._room -= 1
@@ -101,6 +108,14 @@ class Planner:
             all_greedy=last.all_greedy,
             adjusted=last.adjusted,
         )
+
+
+def _crossings(positions: I32, page_size: int) -> deque[I32]:
+    """For each of the next page_size steps, from that of `positions` on, the rows at the first place of a page."""
+    wait = -positions % page_size
+    order = np.argsort(wait, kind="stable").astype(np.int32)
+    bounds = np.searchsorted(wait[order], np.arange(page_size + 1)).tolist()
+    return deque(order[start:end] for start, end in itertools.pairwise(bounds))
 
 
 def _difference(plan: Plan) -> I32:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from gapless.runtime.core.sampling import SamplingParams
 
 I32 = NDArray[np.int32]
+Slots = NDArray[
+    np.intp
+]  # what the host indexes with: numpy converts any other integer at twice the cost of indexing
 F32 = NDArray[np.float32]
 _INTS, _FLOATS, _DOUBLES = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.float64)
 Place = tuple[int, int, "np.dtype[Any]", tuple[int, ...]]  # first word, number of words, dtype, shape
@@ -108,6 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # launches count from 1
     buffer: PlanBuffer
     slots: I32  # [R]
+    index: Slots  # [R], the same, for the host
     generations: I32  # [R], of each slot's request
     q_start: I32  # [R+1]
     kv_len: I32  # [R]

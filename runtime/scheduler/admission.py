@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapless.runtime.core.plan import I32
+from gapless.runtime.core.plan import Slots
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import LAUNCHED_LEN, LAUNCHED_OUT, MAX_OUTPUT, PAGE_END, Rows
 
@@ -26,7 +26,7 @@ class Reserve:
         return pages if request.preemptions >= MAX_PREEMPTIONS else int(self.ratio * pages)
 
     @staticmethod
-    def growth(running: I32, rows: Rows) -> int:
+    def growth(running: Slots, rows: Rows) -> int:
         """Pages that the running rows may still take."""
         state = rows.state.take(running, axis=1)
         # What the pages that a row has already can still hold costs nothing.

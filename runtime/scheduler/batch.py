@@ -7,11 +7,11 @@ from collections import deque
 import numpy as np
 
 from gapless.radix_cache.cache import PrefixCache
-from gapless.runtime.core.plan import I32
+from gapless.runtime.core.plan import I32, Slots
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import ENDING, KEPT, PREEMPTED, Rows
 
-_NO_SLOTS: I32 = np.empty(0, np.int32)
+_NO_SLOTS: Slots = np.empty(0, np.intp)
 _NO_UPDATES: I32 = np.empty((3, 0), np.int32)
 
 
@@ -19,7 +19,7 @@ class Batch:
     def __init__(self, slots: int, context_length: int, cache: PrefixCache) -> None:
         self.rows = Rows(slots, context_length, cache.page_size)
         self.cache = cache
-        self.running: I32 = _NO_SLOTS  # slots that hold pages, by arrival of their requests
+        self.running: Slots = _NO_SLOTS  # slots that hold pages, by arrival of their requests
         self._requests: list[Request | None] = [None] * (slots + 1)
         self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
         self.launched_step = 0
@@ -60,11 +60,11 @@ class Batch:
         slot = request.slot
         rows.begin(slot, matched * size)
         pages = np.concatenate([match.pages, cache.take(wanted)])
-        self._add_pages(np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), pages)
+        self._add_pages(np.full(len(pages), slot, np.intp), np.arange(len(pages), dtype=np.int32), pages)
         running, place = self.running, len(self.running)
         if place and rows.arrival[running[-1]] > request.arrival:  # it comes back from preemption
             place = int(np.searchsorted(rows.arrival[running], request.arrival))
-        self.running = np.concatenate([running[:place], np.array([slot], np.int32), running[place:]])
+        self.running = np.concatenate([running[:place], np.array([slot], np.intp), running[place:]])
         return True
 
     def _open(self, request: Request, cached_tokens: int) -> None:
@@ -74,7 +74,7 @@ class Batch:
         request.slot, request.generation = slot, int(self.rows.generation[slot])
         request.cached_tokens = cached_tokens
 
-    def grow(self, slots: I32) -> None:
+    def grow(self, slots: Slots) -> None:
         """Gives each of `slots` one more page."""
         columns = self.rows.page_end[slots] // self.cache.page_size
         self._add_pages(slots, columns, self.cache.take(len(slots)))
@@ -140,11 +140,11 @@ class Batch:
         assert not self.rows.in_flight.any(), "a step is counted as in flight"
         self.cache.check_idle()
 
-    def _add_pages(self, slots: I32, columns: I32, pages: I32) -> None:
+    def _add_pages(self, slots: Slots, columns: I32, pages: I32) -> None:
         self.rows.set_pages(slots, columns, pages)
         self._update(slots, columns, pages)
 
-    def _update(self, slots: I32 | int, columns: I32, pages: I32) -> None:
+    def _update(self, slots: Slots | int, columns: I32, pages: I32) -> None:
         update = np.empty((3, len(pages)), np.int32)
         update[0], update[1], update[2] = slots, columns, pages
         self._updates.append(update)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.plan import I32, SlotSetup
+from gapless.runtime.core.plan import I32, Slots, SlotSetup
 from gapless.runtime.policies.base import ORDERS
 from gapless.runtime.scheduler.admission import Reserve
 from gapless.runtime.scheduler.batch import Batch
@@ -48,7 +48,7 @@ class Composer:
         self.failed: list[tuple[Request, Exception]] = []  # whose grammar raised, since the last look
         self._setups: list[SlotSetup] = []
         # The array of decoding rows (the same object means the same rows) that need no page for so many steps.
-        self._with_pages: I32 = NONE
+        self._with_pages: Slots = NONE
         self._steps_with_pages = 0
         self._reserve = Reserve()
         self._order = ORDERS[config.schedule_policy]
@@ -88,7 +88,7 @@ class Composer:
         flags = self.batch.rows.flags[self.batch.running]
         return flags, int(np.bitwise_or.reduce(flags))
 
-    def _sample_late(self) -> tuple[I32, I32]:
+    def _sample_late(self) -> tuple[Slots, I32]:
         """Constrained rows whose logits wait and whose tokens are all decided, and their masks."""
         rows, running = self.batch.rows, self.batch.running
         kept = running[rows.flags[running] & (KEPT | ENDING | PREEMPTED) == KEPT]
@@ -105,13 +105,13 @@ class Composer:
                 self.failed.append((request, error))
         if not slots:
             return NONE, NO_MASKS
-        late = np.array(slots, np.int32)
+        late = np.array(slots, np.intp)
         rows.flags[late] &= ~KEPT & 255
         rows.state[LAUNCHED_OUT : IN_FLIGHT + 1, late] += 1
         rows.flags[late[rows.launched_out[late] >= rows.max_output[late]]] |= FULL
         return late, np.stack(masks)
 
-    def _decode(self, flags: NDArray[np.uint8], seen: int, but: int) -> I32:
+    def _decode(self, flags: NDArray[np.uint8], seen: int, but: int) -> Slots:
         """Rows with none of the flags `but`, oldest first, that have a page for one more token."""
         rows, running = self.batch.rows, self.batch.running
         slots = running[flags & but == 0] if seen & but else running
@@ -137,14 +137,14 @@ class Composer:
         without = np.concatenate([needy[served.size :], running[rows.flags[running] & PREEMPTED > 0]])
         return slots[~np.isin(slots, without)]
 
-    def _near_their_page_s_end(self, slots: I32) -> I32:
+    def _near_their_page_s_end(self, slots: Slots) -> Slots:
         """Rows that soon need a page, so that most steps take none: half a page ahead of those that need one now."""
         rows = self.batch.rows
         state = rows.state.take(slots, axis=1)
         ahead = state[LAUNCHED_LEN] + self.cache.page_size // 2 >= state[PAGE_END]
         # No page beyond the last token that the request may still compute.
         ahead &= state[PAGE_END] < state[KNOWN_LEN] + state[MAX_OUTPUT] - state[OUTPUT_LEN]
-        near: I32 = slots[ahead]
+        near: Slots = slots[ahead]
         return near
 
     def _preempt_newest(self) -> None:

@@ -6,19 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapless.runtime.core.plan import I32, SlotSetup
+from gapless.runtime.core.plan import I32, Slots, SlotSetup
 
-NONE: I32 = np.empty(0, np.int32)
+NONE: Slots = np.empty(0, np.intp)
+NO_INTS: I32 = np.empty(0, np.int32)
 NO_MASKS: I32 = np.empty((0, 0), np.int32)
 
 
 class Composition(NamedTuple):
     """What one step computes."""
 
-    decode: I32  # slots that compute one token each
+    decode: Slots  # slots that compute one token each
     chunks: list[tuple[int, int]]  # slot and number of prompt tokens
     flags_seen: int  # all flags that any of the decoding slots has, and perhaps more
-    late: I32 = NONE  # slots whose kept logits are sampled from first
+    late: Slots = NONE  # slots whose kept logits are sampled from first
     late_masks: I32 = NO_MASKS
     setups: tuple[SlotSetup, ...] = ()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling
+from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, Slots
 from gapless.runtime.core.random import uniform
 from gapless.runtime.scheduler.batch import Batch
-from gapless.runtime.scheduler.composition import NONE, Composition
+from gapless.runtime.scheduler.composition import NO_INTS, Composition
 from gapless.runtime.scheduler.rows import (
     ADJUSTED,
     CONSTRAINED,
@@ -30,7 +30,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     """Rows are the decoding slots, then the chunks; see Plan for the fields."""
     rows, slots, counts = batch.rows, what.decode, None
     if what.chunks:
-        slots = np.concatenate([slots, np.array([slot for slot, _ in what.chunks], np.int32)])
+        slots = np.concatenate([slots, np.array([slot for slot, _ in what.chunks], np.intp)])
         counts = np.ones(len(slots), np.int32)
         counts[len(what.decode) :] = [count for _, count in what.chunks]
     tokens = len(slots) if counts is None else int(counts.sum())
@@ -48,9 +48,9 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     ids, positions, out_loc = places = buffer["tokens"]
     if counts is None:
         q_start[:] = rows.numbers[: len(q_start)]
-        _fill_decode(rows, row_slots, state, places)
+        _fill_decode(rows, slots, state, places)
     else:
-        _fill_mixed(rows, row_slots, counts, state[LAUNCHED_LEN], q_start, places)
+        _fill_mixed(rows, slots, counts, state[LAUNCHED_LEN], q_start, places)
     buffer["table"][:] = table
     buffer["sample_rows"][:] = sample_rows
     if len(held_rows):
@@ -65,6 +65,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         step=batch.launched_step,
         buffer=buffer,
         slots=row_slots,
+        index=slots,
         generations=state[GENERATION],
         q_start=q_start,
         kv_len=kv_len,
@@ -76,14 +77,14 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         sampling=sampling,
         held_rows=held_rows,
         late=late,
-        late_generations=rows.generation[what.late] if late.slots.size else NONE,
+        late_generations=rows.generation[what.late] if late.slots.size else NO_INTS,
         late_masks=what.late_masks,
         chunks=len(what.chunks),
         setups=what.setups,
     )
 
 
-def _advance(rows: Rows, slots: I32, kv_len: I32, sampled: I32, sampled_state: I32, held: I32) -> None:
+def _advance(rows: Rows, slots: Slots, kv_len: I32, sampled: Slots, sampled_state: I32, held: Slots) -> None:
     """The rows are launched up to `kv_len`; those of `sampled` have a token more in flight, `held` wait for theirs."""
     if sampled is slots:  # as in a plain decode step: both move in one operation
         rows.state[LAUNCHED_OUT : IN_FLIGHT + 1, slots] += 1
@@ -99,14 +100,14 @@ def _advance(rows: Rows, slots: I32, kv_len: I32, sampled: I32, sampled_state: I
 
 
 def _rows_that_sample(
-    rows: Rows, slots: I32, counts: I32 | None, state: I32, flags_seen: int
+    rows: Rows, slots: Slots, counts: I32 | None, state: I32, flags_seen: int
 ) -> tuple[I32, I32]:
     """Indices of the rows that are sampled, and of those whose logits are kept for late sampling.
 
     A chunk that is not the last of its prompt samples nothing; nor does a request for no tokens at all.
     """
     if counts is None and not flags_seen & CONSTRAINED:
-        return rows.numbers[: len(slots)], NONE
+        return rows.numbers[: len(slots)], NO_INTS
     complete = state[LAUNCHED_LEN] + (1 if counts is None else counts) >= rows.target_len[slots]
     rows.flags[slots[complete]] &= ~PREFILLING & 255
     complete &= state[LAUNCHED_OUT] < state[MAX_OUTPUT]
@@ -115,19 +116,19 @@ def _rows_that_sample(
     return sampled.astype(np.int32), held.astype(np.int32)
 
 
-def _fill_decode(rows: Rows, slots: I32, state: I32, places: I32) -> None:
+def _fill_decode(rows: Rows, slots: Slots, state: I32, places: I32) -> None:
     """One token a row: future tokens, but where the newest is decided already."""
     ids, positions, out_loc = places
     begin = state[LAUNCHED_LEN]
     positions[:] = begin
     out_loc[:] = rows.places(slots, begin)
-    np.negative(slots, out=ids)
+    ids[:] = -slots
     known = state[KNOWN_LEN] > begin
     if np.count_nonzero(known):
         ids[known] = rows.tokens[slots[known], begin[known]]
 
 
-def _fill_mixed(rows: Rows, slots: I32, counts: I32, begin: I32, q_start: I32, places: I32) -> None:
+def _fill_mixed(rows: Rows, slots: Slots, counts: I32, begin: I32, q_start: I32, places: I32) -> None:
     """Where the tokens are, what they are (or whose future token), and where their KV goes."""
     ids, positions, out_loc = places
     q_start[0] = 0
@@ -141,7 +142,7 @@ def _fill_mixed(rows: Rows, slots: I32, counts: I32, begin: I32, q_start: I32, p
 
 
 def _fill_sampling(
-    buffer: PlanBuffer, prefix: str, rows: Rows, slots: I32, state: I32, flags_seen: int
+    buffer: PlanBuffer, prefix: str, rows: Rows, slots: Slots, state: I32, flags_seen: int
 ) -> Sampling:
     """`state` is that of `slots`; `flags_seen` has the flags of all of them, and perhaps more."""
     ints, floats, numbers = buffer[prefix + "ints"], buffer[prefix + "floats"], buffer[prefix + "uniform"]
@@ -182,12 +183,12 @@ def _fill_late(buffer: PlanBuffer, rows: Rows, what: Composition) -> Sampling:
 
 _FLOATS, _NUMBERS = np.empty(0, np.float32), np.empty(0, np.float64)
 _NOTHING = Sampling(
-    slots=NONE,
-    output_index=NONE,
+    slots=NO_INTS,
+    output_index=NO_INTS,
     temperature=_FLOATS,
     top_p=_FLOATS,
     min_p=_FLOATS,
-    top_k=NONE,
+    top_k=NO_INTS,
     uniform=_NUMBERS,
     all_greedy=True,
 )

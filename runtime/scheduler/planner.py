@@ -11,10 +11,10 @@ from collections import deque
 
 import numpy as np
 
-from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling
+from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, Slots
 from gapless.runtime.core.random import uniform
 from gapless.runtime.scheduler.batch import Batch
-from gapless.runtime.scheduler.composition import NONE, Composition
+from gapless.runtime.scheduler.composition import NO_INTS, NONE, Composition
 from gapless.runtime.scheduler.plan_builder import build_plan
 from gapless.runtime.scheduler.rows import IN_FLIGHT, LAUNCHED_LEN
 
@@ -23,9 +23,11 @@ class Planner:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._last: Plan | None = None  # the newest plan, where it only decoded
-        self._decode: I32 = NONE  # its composition's array itself: the same object means the same rows
+        self._decode: Slots = NONE  # its composition's array itself: the same object means the same rows
         self._difference: I32 | None = None  # between the buffers of two plans in a row, once it was needed
-        self._crossings: deque[I32] = deque()  # which rows begin a page in the next step, the one after, ...
+        self._crossings: deque[Slots] = (
+            deque()
+        )  # which rows begin a page in the next step, the one after, ...
         self._room = 0  # tokens that every one of the rows may still launch
 
     def build(self, what: Composition) -> Plan:
@@ -51,11 +53,11 @@ class Planner:
             rows = self._batch.rows
             self._difference = _difference(last)
             self._crossings = _crossings(last.positions + 1, rows.page_size)
-            self._room = int((rows.max_output[last.slots] - rows.launched_out[last.slots]).min())
+            self._room = int((rows.max_output[last.index] - rows.launched_out[last.index]).min())
         return self._room > 1
 
     def _next(self, last: Plan) -> Plan:
-        batch, rows, slots, difference = self._batch, self._batch.rows, last.slots, self._difference
+        batch, rows, slots, difference = self._batch, self._batch.rows, last.index, self._difference
         assert difference is not None
         count, table = len(slots), batch.take_updates()
         buffer = PlanBuffer(count, count, table.shape[1], count, 0, 0, 0)
@@ -75,7 +77,8 @@ class Planner:
         return Plan(
             step=batch.launched_step,
             buffer=buffer,
-            slots=slots,
+            slots=last.slots,
+            index=slots,
             generations=last.generations,
             q_start=last.q_start,
             kv_len=kv_len,
@@ -85,9 +88,9 @@ class Planner:
             table=table,
             sample_rows=last.sample_rows,
             sampling=self._sampling(last.sampling, buffer),
-            held_rows=NONE,
+            held_rows=NO_INTS,
             late=last.late,
-            late_generations=NONE,
+            late_generations=NO_INTS,
             late_masks=last.late_masks,
             chunks=0,
         )
@@ -110,10 +113,10 @@ class Planner:
         )
 
 
-def _crossings(positions: I32, page_size: int) -> deque[I32]:
+def _crossings(positions: I32, page_size: int) -> deque[Slots]:
     """For each of the next page_size steps, from that of `positions` on, the rows at the first place of a page."""
     wait = -positions % page_size
-    order = np.argsort(wait, kind="stable").astype(np.int32)
+    order = np.argsort(wait, kind="stable")
     bounds = np.searchsorted(wait[order], np.arange(page_size + 1)).tolist()
     return deque(order[start:end] for start, end in itertools.pairwise(bounds))
 

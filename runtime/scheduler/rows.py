@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from gapless.runtime.core.messages import Submit, int32s
-from gapless.runtime.core.plan import I32
+from gapless.runtime.core.plan import I32, Slots
 
 # Rows of `Rows.state`. What moves together stands together, so that one operation moves it.
 LAUNCHED_LEN: Final = 0
@@ -121,7 +121,7 @@ class Rows:
         """The row's decided tokens: prompt and output."""
         return self.tokens[slot, : self.known_len[slot]]
 
-    def append(self, slots: I32, known_len: I32, ids: I32) -> None:
+    def append(self, slots: Slots, known_len: I32, ids: I32) -> None:
         """Each of `slots` gains one decided token; known_len is theirs."""
         self.tokens[slots, known_len] = ids
         self.state[KNOWN_LEN : OUTPUT_LEN + 1, slots] += 1
@@ -131,12 +131,12 @@ class Rows:
         self.output_len[slot] = min(int(self.output_len[slot]), output_len)
         self.known_len[slot] = self.prompt_len[slot] + self.output_len[slot]
 
-    def set_pages(self, slots: I32, columns: I32, pages: I32) -> None:
+    def set_pages(self, slots: Slots, columns: I32, pages: I32) -> None:
         """The new pages of rows that end with the columns given; of several for one row the last is the newest."""
         self.page_table[slots, columns] = pages
         self.page_end[slots] = (columns + 1) * self.page_size
 
-    def places(self, slots: I32, positions: I32) -> I32:
+    def places(self, slots: Slots, positions: I32) -> I32:
         """Where in the pool the rows' positions lie, as page * page_size + offset."""
         columns = positions // self.page_size
         pages = self.page_table[slots, columns]

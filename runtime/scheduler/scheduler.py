@@ -22,7 +22,7 @@ from gapless.runtime.core.messages import (
     ToScheduler,
     int32s,
 )
-from gapless.runtime.core.plan import I32, DeviceInfo, Plan
+from gapless.runtime.core.plan import I32, DeviceInfo, Plan, Slots
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.compose import Composer
 from gapless.runtime.scheduler.composition import Composition
@@ -117,18 +117,18 @@ class Scheduler:
             return
         self._late_step = plan.step
         if len(ids):
-            self._decide(plan.late.slots, plan.late_generations, ids)
+            self._decide(plan.late.slots.astype(np.intp), plan.late_generations, ids)
 
     def retire(self, plan: Plan, ids: Ids, late_ids: Ids) -> None:
         """Takes in the ids of a step that the device has finished; steps retire in launch order."""
-        rows, batch, slots, late = self.batch.rows, self.batch, plan.slots, plan.late.slots
+        rows, batch, slots, late = self.batch.rows, self.batch, plan.index, plan.late.slots
         self.take_late(plan, late_ids)
         rows.in_flight[slots] -= 1
         rows.computed_len[slots] = plan.kv_len
-        generations = plan.generations
+        sampled, generations = slots, plan.generations
         if len(plan.sample_rows) < len(slots):
-            generations = generations[plan.sample_rows]
-        may_leave = self._decide(plan.sampling.slots, generations, ids)
+            sampled, generations = slots[plan.sample_rows], generations[plan.sample_rows]
+        may_leave = self._decide(sampled, generations, ids)
         batch.retired(plan.step)
         if plan.chunks:
             for slot in slots[len(slots) - plan.chunks :].tolist():
@@ -240,7 +240,7 @@ class Scheduler:
             self._fail(request, error)
         return None if what.is_empty else self._planner.build(what)
 
-    def _decide(self, slots: I32, generations: I32, ids: Ids) -> bool:
+    def _decide(self, slots: Slots, generations: I32, ids: Ids) -> bool:
         """Appends sampled ids to their rows and ends those that stop; False if no row here is on its way out."""
         if not slots.size:
             return False
@@ -260,7 +260,7 @@ class Scheduler:
         if ended:
             finish[full] = _LENGTH
             finish[stopped.any(axis=1)] = _STOP_TOKEN
-        self._columns.append((slots, generations, new, finish))
+        self._columns.append((slots.astype(np.int32), generations, new, finish))
         if seen & CONSTRAINED:
             self._accept(slots[(finish == 0) & (flags & CONSTRAINED > 0)])
         if ended:
@@ -268,7 +268,7 @@ class Scheduler:
                 self._end(slot)
         return bool(ended or seen & (ENDING | PREEMPTED | CONSTRAINED))
 
-    def _accept(self, slots: I32) -> None:
+    def _accept(self, slots: Slots) -> None:
         """Tells grammars of their newest token."""
         for slot in slots.tolist():
             request = self.batch.request(slot)

@@ -65,7 +65,7 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
         (Scheduler, "retire", {"[slots] = plan.kv_len": "[slots] = rows.launched_len[slots]"}),
     ],
     "a token is read where only its placeholder is": [
-        (plan_builder, "_fill_decode", {"np.negative(slots, out=ids)": "ids[:] = rows.tokens[slots, begin]"}),
+        (plan_builder, "_fill_decode", {"ids[:] = -slots": "ids[:] = rows.tokens[slots, begin]"}),
     ],
     "a row whose token in flight fills its limit is launched again": [
         (plan_builder, "_advance", {"|= FULL": "|= 0"}),

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from gapless.runtime.core.plan import Sampling
     from gapless.runtime.model.adjust import Adjustments
 
-_NUCLEUS_SIZES = (
-    1024,
-    8192,
-)  # how many of the best tokens are tried for top_p before the whole vocabulary is sorted
+_NUCLEUS_SIZES = (1024, 8192)  # of the best tokens, tried for top_p before the whole vocabulary is sorted
 _BLOCK = 512
 _HOTTEST = float(np.finfo(np.float32).max)
 

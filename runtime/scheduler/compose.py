@@ -41,9 +41,7 @@ class Composer:
     def __init__(self, config: ServerConfig, batch: Batch) -> None:
         self.batch = batch
         self.waiting: dict[int, Request] = {}  # by uid, in order of arrival
-        self.preempted: deque[Request] = (
-            deque()
-        )  # by arrival; they keep their slots and come before the waiting
+        self.preempted: deque[Request] = deque()  # by arrival; they keep their slots and come first
         self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
         self.failed: list[tuple[Request, Exception]] = []  # whose grammar raised, since the last look
         self._setups: list[SlotSetup] = []
@@ -92,8 +90,6 @@ class Composer:
         """Constrained rows whose logits wait and whose tokens are all decided, and their masks."""
         rows, running = self.batch.rows, self.batch.running
         kept = running[rows.flags[running] & (KEPT | ENDING | PREEMPTED) == KEPT]
-        if not kept.size:
-            return NONE, NO_MASKS
         slots, masks = [], []
         for slot in kept[rows.launched_out[kept] == rows.output_len[kept]].tolist():
             request = self.batch.request(slot)
@@ -127,7 +123,7 @@ class Composer:
             return slots
         needy = slots[left <= 0]
         if self.cache.available > AMPLE * running.size:
-            self.batch.grow(self._near_their_page_s_end(slots))
+            self.batch.grow(self._near_page_end(slots))
             return slots
         served = needy[: self.cache.available]
         self.batch.grow(served)
@@ -137,7 +133,7 @@ class Composer:
         without = np.concatenate([needy[served.size :], running[rows.flags[running] & PREEMPTED > 0]])
         return slots[~np.isin(slots, without)]
 
-    def _near_their_page_s_end(self, slots: Slots) -> Slots:
+    def _near_page_end(self, slots: Slots) -> Slots:
         """Rows that soon need a page, so that most steps take none: half a page ahead of those that need one now."""
         rows = self.batch.rows
         state = rows.state.take(slots, axis=1)

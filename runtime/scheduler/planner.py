@@ -25,9 +25,8 @@ class Planner:
         self._last: Plan | None = None  # the newest plan, where it only decoded
         self._decode: Slots = NONE  # its composition's array itself: the same object means the same rows
         self._difference: I32 | None = None  # between the buffers of two plans in a row, once it was needed
-        self._crossings: deque[Slots] = (
-            deque()
-        )  # which rows begin a page in the next step, the one after, ...
+        # The rows that begin a page in the next step, in the one after, and so on for a page.
+        self._crossings: deque[Slots] = deque()
         self._room = 0  # tokens that every one of the rows may still launch
 
     def build(self, what: Composition) -> Plan:

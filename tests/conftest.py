@@ -104,6 +104,15 @@ class Stream:
         assert not self._thread.is_alive(), "the stream did not end"
 
 
+def module_of(pid: int, seconds: float = 10) -> str:
+    """What the process runs with `-m`; its command line is empty for a moment while it starts."""
+    deadline = time.monotonic() + seconds
+    while "-m" not in (words := Path(f"/proc/{pid}/cmdline").read_text().split("\0")):
+        assert time.monotonic() < deadline, f"process {pid} runs no module: {words}"
+        time.sleep(0.001)
+    return words[words.index("-m") + 1]
+
+
 class Server:
     """`gapless serve` as a user starts it, on a free port; `log` is what it wrote to stderr."""
 
@@ -150,8 +159,7 @@ class Server:
         """The launcher's children by the name of their package."""
         found = {}
         for pid in child_pids(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            found[words[words.index("-m") + 1].split(".")[-2]] = Watched(pid)
+            found[module_of(pid).split(".")[-2]] = Watched(pid)
         return found
 
     def info(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapless.radix_cache.allocator import PageAllocator, Pages
+from gapless.radix_cache.namespace import Namespace
 from gapless.radix_cache.tree import Match, Node, RadixTree
 
 Ids = NDArray[np.int32]
@@ -40,7 +41,7 @@ class PrefixCache:
         """Pages that requests hold or share now."""
         return self.total_pages - self.available
 
-    def match(self, ids: Ids, namespace: tuple[str, ...]) -> Match:
+    def match(self, ids: Ids, namespace: Namespace) -> Match:
         return self._tree.match(ids if self.enabled else ids[:0], namespace)
 
     def lock(self, match: Match) -> Node:
@@ -59,7 +60,7 @@ class PrefixCache:
     def give_back(self, pages: Pages) -> None:
         self._allocator.give_back(pages)
 
-    def publish(self, ids: Ids, pages: Pages, namespace: tuple[str, ...], held: Node) -> tuple[Node, Pages]:
+    def publish(self, ids: Ids, pages: Pages, namespace: Namespace, held: Node) -> tuple[Node, Pages]:
         """Hands the pages that keep `ids` (whole pages) to the tree and moves the lock from `held` to the last node.
 
         Returns that node and the tree's pages for `ids`; where these differ from `pages`, the request still owns its

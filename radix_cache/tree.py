@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.radix_cache.namespace import Namespace
+
 Ids = NDArray[np.int32]
 Pages = NDArray[np.int32]
 _NONE = np.empty(0, np.int32)
@@ -38,7 +40,7 @@ class Node:
     def __init__(self, ids: Ids, pages: Pages, parent: Node | None, serial: int) -> None:
         self.ids, self.pages, self.parent, self.serial = ids, pages, parent, serial
         self.children: dict[bytes, Node] = {}
-        self.namespace: tuple[str, ...] = ()  # of a root
+        self.namespace = Namespace()  # of a root
         self.locks = 0
         self.last_use = 0
         self.alive = True
@@ -59,7 +61,7 @@ class RadixTree:
         self.page_size = page_size
         self.evictable = 0  # pages of unlocked nodes
         self.protected = 0  # pages of locked nodes
-        self._roots: dict[tuple[str, ...], Node] = {}  # of the namespaces that hold pages
+        self._roots: dict[Namespace, Node] = {}  # of the namespaces that hold pages
         self._nowhere = Node(_NONE, _NONE, None, 0)  # where a match in any other namespace ends
         self._clock = 0
         self._serial = 0
@@ -67,7 +69,7 @@ class RadixTree:
         # is queued again when it comes up with an outdated time; what is no longer evictable is dropped then.
         self._heap: list[tuple[int, int, Node]] = []
 
-    def match(self, ids: Ids, namespace: tuple[str, ...]) -> Match:
+    def match(self, ids: Ids, namespace: Namespace) -> Match:
         """The longest prefix of `ids`, in whole pages, that the namespace holds."""
         node, position, found = self._roots.get(namespace, self._nowhere), 0, []
         size, end = self.page_size, len(ids) - len(ids) % self.page_size
@@ -114,7 +116,7 @@ class RadixTree:
                 self._queue(step)
             step = step.parent
 
-    def insert(self, ids: Ids, pages: Pages, namespace: tuple[str, ...]) -> tuple[Node, Pages]:
+    def insert(self, ids: Ids, pages: Pages, namespace: Namespace) -> tuple[Node, Pages]:
         """Adds `ids` (whole pages) kept in `pages`; returns the last node and the tree's own pages for all of `ids`.
 
         Where the tree had a prefix already, its pages win: the caller still owns those of `pages` that differ

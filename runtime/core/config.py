@@ -54,10 +54,23 @@ class ServerConfig:
     max_num_batched_tokens: int = option(1024, "tokens in a step, decode and prefill together", low=1)
     schedule_policy: str = option(
         "fcfs",
-        "order of the queue: first come first served, or longest cached prefix first",
-        choices=("fcfs", "lpm"),
+        "order of the queue: longest cached prefix first (it ages), heaviest prefix tree first, first come, "
+        "longest output first, random, priority (higher first; it preempts)",
+        choices=("lpm", "dfs-weight", "fcfs", "lof", "random", "priority"),
     )
     disable_radix_cache: bool = option(False, "do not reuse prefixes")
+    radix_eviction_policy: str = option(
+        "lru",
+        "which unused prefix goes first: least recently used, least often used, segmented LRU, "
+        "lowest priority, oldest",
+        choices=("lru", "lfu", "slru", "priority", "fifo"),
+    )
+    preemption: str = option(
+        "recompute",
+        "what becomes of a preempted request's KV: computed again, moved to host memory, or the cheaper of the two",
+        choices=("recompute", "swap", "auto"),
+    )
+    swap_space: float = option(4.0, "GiB of host memory for the KV of preempted requests", low=0)
     disable_overlap_schedule: bool = option(False, "wait for each step before preparing the next")
     num_scheduler_steps: int = option(1, "device steps launched from one composition of the batch", low=1)
     trace: str = option("", "file to write a Chrome trace of the loop and the device to")

@@ -48,6 +48,9 @@ class Submit(_Message):
     stop_ids: tuple[Int32, ...]
     seed: Int64
     extra_key: str = ""
+    cache_salt: str = ""
+    priority: Int32 = 0  # more is more urgent
+    leader: int = -1  # uid of the first of n samples of one prompt, whose computed prompt this one shares
 
 
 class Abort(_Message):
@@ -60,6 +63,12 @@ class Stop(_Message):
     slot: Int32
     generation: int
     output_len: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class Flush(_Message):
+    """Forget all cached prefixes, if nothing runs or waits; answered by Flushed with the same number."""
+
+    number: int
 
 
 # ---------------------------------------------------------------- scheduler to detokenizer
@@ -110,6 +119,16 @@ class Heartbeat(_Message):
     used_tokens: int
     step: int  # launches so far
     violations: int = 0  # how often the accounting at rest was not exact
+
+
+class Flushed(_Message):
+    """The answer to a Flush; passed on by the detokenizer. Where it was refused, the counts say why."""
+
+    number: int
+    done: bool
+    pages: int  # that were cached and are free now
+    running: int
+    waiting: int
 
 
 class Ready(_Message):
@@ -163,9 +182,9 @@ class TextOutput(_Message):
     ]  # (uid, prompt_tokens, cached_tokens), sent with or before the first row
 
 
-ToScheduler = Submit | Abort | Stop
-ToDetokenizer = StepOutput | Heartbeat | Ready | Fatal
-ToFront = TextOutput | Heartbeat | Ready | Fatal
+ToScheduler = Submit | Abort | Stop | Flush
+ToDetokenizer = StepOutput | Heartbeat | Flushed | Ready | Fatal
+ToFront = TextOutput | Heartbeat | Flushed | Ready | Fatal
 
 
 def column(values: Any, dtype: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -97,14 +97,38 @@ class SlotSetup:
     params: SamplingParams
 
 
+@dataclass(frozen=True)
+class Copy:
+    """Pages whose KV a step copies, all layers, before anything else that touches the pool.
+
+    `kind`: "page" from device page to device page (a partial page that a second request will go on with); "out" from
+    device page to host page; "in" from host page to device page. Within one copy no target is named twice.
+    """
+
+    kind: Literal["page", "out", "in"]
+    source: I32  # [n]
+    target: I32  # [n]
+
+
+@dataclass(frozen=True)
+class MoveCosts:
+    """What decides between moving a request's KV to the host and back, and computing it again."""
+
+    kv_bytes: float  # of one token, all layers
+    link: float  # bytes/s between device and host, one way
+    flops: float  # FLOP/s that prefill reaches
+    token_flops: float  # of one token, all but its attention
+    pair_flops: float  # of one (query, key) pair, all layers
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """R rows with T new tokens in all, of which K are sampled and H keep their logits for later.
 
     Row r computes the tokens q_start[r] .. q_start[r+1]-1, at the positions that end with kv_len[r] - 1. An id below
     zero is a future token: -slot stands for what was last sampled for that slot.
 
-    A step does, in this order: setups, changes of the page table, late sampling, forward, sampling. Late sampling
-    picks from the logits that an earlier step kept for its slots, under `late_masks` (bit v of a row, in words of 32
+    A step does, in this order: setups, copies, changes of the page table, late sampling, forward, sampling. Late
+    sampling picks from the logits that an earlier step kept for its slots, under `late_masks` (bit v of a row, in words of 32
     bits, allows id v), and what it picks is a future token for this step's own forward. Steps run in launch order.
     """
 
@@ -127,6 +151,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     late_masks: I32  # [L, words]
     chunks: int  # the last so many of the rows compute prompt chunks
     setups: tuple[SlotSetup, ...] = ()
+    copies: tuple[Copy, ...] = ()  # carried out in this order
 
     @property
     def max_q_len(self) -> int:
@@ -151,3 +176,5 @@ class DeviceInfo:
     load_seconds: float
     attention_backend: str
     architecture: str
+    host_pages: int = 0  # pages of host memory for swapped-out KV, numbered from 1
+    costs: MoveCosts | None = None  # None: not known

@@ -1,4 +1,8 @@
-"""What a queue order sees of a waiting request, and the orders by name."""
+"""The queue of waiting requests: what a policy sees of a request, what it offers, and the policies by name.
+
+A queue never looks at all that wait: each call costs a constant or O(log n), so that thousands of waiting requests
+do not slow a step.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,60 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gapless.radix_cache.cache import PrefixCache
+    from gapless.radix_cache.namespace import Namespace
 
 
 class Waiting(Protocol):
+    """A request as a queue sees it."""
+
     prompt: NDArray[np.int32]
-    arrival: int
+    arrival: int  # order of coming, from 1
+    priority: int  # more is more urgent
+    max_output: int  # tokens
 
     @property
-    def namespace(self) -> tuple[str, ...]: ...
+    def namespace(self) -> Namespace: ...
 
 
 W = TypeVar("W", bound=Waiting)
+W_contra = TypeVar("W_contra", bound=Waiting, contravariant=True)
+
+
+class Prefixes(Protocol[W_contra]):
+    """What the cache knows of waiting requests."""
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever a request may have come to have more of its prompt cached than before."""
+        ...
+
+    def cached_tokens(self, request: W_contra) -> int:
+        """Prompt tokens that are cached now. Costs microseconds: ask for few requests a step."""
+        ...
+
+
+class Queue(Protocol[W]):
+    """The waiting requests in the order of a policy."""
+
+    def push(self, request: W) -> None:
+        """The request waits from now on; also for one that was removed and comes back."""
+        ...
+
+    def remove(self, request: W, *, admitted: bool) -> None:
+        """The request waits no more: it runs (`admitted`), was aborted, or is held back for a while."""
+        ...
+
+    def first(self) -> W | None:
+        """The request to try next, which stays in the queue."""
+        ...
+
+    def turn(self) -> None:
+        """Called once a step, for bounded upkeep."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
 # Takes the waiting requests by arrival, the cache, and how many can be tried; gives so many in the order of trying.
 Order = Callable[[Collection[Any], "PrefixCache", int], list[Any]]
 ORDERS: dict[str, Order] = {"fcfs": fcfs.order, "lpm": lpm.order}

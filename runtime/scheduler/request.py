@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.radix_cache.namespace import Namespace
 from gapless.radix_cache.tree import Node
 from gapless.runtime.core.messages import Submit, int32s
 from gapless.runtime.scheduler.grammar import Grammar
@@ -30,5 +31,9 @@ class Request:
         self.prompt = int32s(self.submit.input_ids)
 
     @property
-    def namespace(self) -> tuple[str, ...]:
-        return ("extra_key", self.submit.extra_key)
+    def priority(self) -> int:
+        return self.submit.priority
+
+    @property
+    def namespace(self) -> Namespace:
+        return Namespace(self.submit.extra_key, self.submit.cache_salt)

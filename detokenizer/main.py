@@ -23,7 +23,9 @@ def main(spec: ChildSpec) -> int:
     while True:
         receiver.wait(_FOREVER)
         for message in receiver.drain():
-            if not isinstance(message, StepOutput):  # a heartbeat, the scheduler's start or its end
+            if not isinstance(
+                message, StepOutput
+            ):  # a heartbeat, an answer to a flush, the scheduler's start or end
                 front.send(message)
                 continue
             output, stops = manager.handle(message)

@@ -29,6 +29,7 @@ from gapless.runtime.core.messages import Fatal, Ready, StepOutput, ToDetokenize
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.runtime.tokenizer.load import load_tokenizer
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.flush import FlushResult
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
 from gapless.tokenizer_manager.states import Call
@@ -67,16 +68,20 @@ class Engine:
         *,
         input_ids: list[int] | list[list[int]] | None = None,
         stream: bool = False,
+        extra_key: str | list[str] | None = None,
+        cache_salt: str | list[str] | None = None,
+        priority: int | list[int] | None = None,
     ) -> Any:
-        """What POST /generate answers: a dict for one prompt, a list of them for a list; a `Stream` where asked for.
+        """What POST /generate answers: a dict for one prompt, a list of them for a list or for `n` above 1; a `Stream`
+        where asked for. A list's `extra_key`, `cache_salt` and `priority` are one for all prompts or a list, too.
 
         Raises RequestError naming the field before any work is done, and InternalError when the engine has died.
         """
-        request = self._request(prompt, sampling_params, input_ids, stream)
+        request = self._request(prompt, sampling_params, input_ids, stream, extra_key, cache_salt, priority)
         if stream:
-            return Stream(self, self._host.wait(self._host.open(request)), request.is_batch)
+            return Stream(self, self._host.wait(self._host.open(request)), request.is_list)
         answers = self._host.wait(self._host.answer(request))
-        return answers if request.is_batch else answers[0]
+        return answers if request.is_list else answers[0]
 
     async def async_generate(
         self,
@@ -85,14 +90,24 @@ class Engine:
         *,
         input_ids: list[int] | list[list[int]] | None = None,
         stream: bool = False,
+        extra_key: str | list[str] | None = None,
+        cache_salt: str | list[str] | None = None,
+        priority: int | list[int] | None = None,
     ) -> Any:
         """`generate` for a coroutine: cancelling it aborts the request."""
-        request = self._request(prompt, sampling_params, input_ids, stream)
+        request = self._request(prompt, sampling_params, input_ids, stream, extra_key, cache_salt, priority)
         if stream:
             call = await asyncio.wrap_future(self._host.submit(self._host.open(request)))
-            return Stream(self, call, request.is_batch)
+            return Stream(self, call, request.is_list)
         answers = await asyncio.wrap_future(self._host.submit(self._host.answer(request)))
-        return answers if request.is_batch else answers[0]
+        return answers if request.is_list else answers[0]
+
+    def flush_cache(self, timeout: float = 0.0) -> FlushResult:
+        """Forgets all cached prefixes, as POST /flush_cache: true where that was done, false while requests run.
+
+        `timeout`: seconds to wait for them to end. Raises UnavailableError when the engine has died.
+        """
+        return self._host.wait(self._host.flush_cache(timeout))
 
     def shutdown(self) -> None:
         """Ends the scheduler's process. Open calls raise UnavailableError, and so do later ones."""
@@ -104,24 +119,36 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _request(self, prompt: Any, sampling_params: Any, input_ids: Any, stream: bool) -> GenerateRequest:
+    def _request(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        input_ids: Any,
+        stream: bool,
+        extra_key: Any,
+        cache_salt: Any,
+        priority: Any,
+    ) -> GenerateRequest:
         fields = {
             "text": prompt,
             "input_ids": input_ids,
             "sampling_params": sampling_params,
             "stream": stream,
+            "extra_key": extra_key,
+            "cache_salt": cache_salt,
+            "priority": priority,
         }
         return parse_fields(fields, self._host.config)
 
 
 class Stream(Iterator[Answer], AsyncIterator[Answer]):
-    """The chunks of one call, for a `for` or an `async for` loop; those of a batch carry an `index`.
+    """The chunks of one call, for a `for` or an `async for` loop; those of a list carry an `index`.
 
     It keeps its engine alive. Closing it, or dropping the last reference to it, aborts what still runs.
     """
 
-    def __init__(self, engine: Engine, call: Call, is_batch: bool) -> None:
-        self._engine, self._host, self._call, self._is_batch = engine, engine._host, call, is_batch
+    def __init__(self, engine: Engine, call: Call, is_list: bool) -> None:
+        self._engine, self._host, self._call, self._is_list = engine, engine._host, call, is_list
         self._open = len(call.states)
         self._chunks: deque[Answer | GaplessError] = deque()
         self.close = weakref.finalize(self, self._host.abandon, call)
@@ -148,7 +175,7 @@ class Stream(Iterator[Answer], AsyncIterator[Answer]):
                 self._chunks.append(chunk)
                 self._open -= 1
             else:
-                self._chunks.append(chunk | {"index": index} if self._is_batch else chunk)
+                self._chunks.append(chunk | {"index": index} if self._is_list else chunk)
                 self._open -= chunk["meta_info"]["finish_reason"] is not None
         if not chunks:  # it was closed
             self._open = 0
@@ -226,7 +253,7 @@ class _Host:
         """Sends the request's prompts to the scheduler."""
         self._front.check_open()
         interval = self.config.stream_interval if request.stream else 0
-        call = self._front.registry.open([prompt.rid for prompt in request.prompts], interval)
+        call = self._front.registry.open(request.prompts, interval)
         try:
             await self._front.submit(call, request.prompts)
         except BaseException:
@@ -247,8 +274,11 @@ class _Host:
         finally:
             self._front.registry.close(call)
 
+    async def flush_cache(self, timeout: float) -> FlushResult:
+        return await self._front.flush_cache(timeout)
+
     async def chunks(self, call: Call) -> list[tuple[int, Answer | GaplessError]]:
-        """(index, chunk or failure) of each prompt that has something new; none once the call is closed."""
+        """(index, chunk or failure) of each sample that has something new; none once the call is closed."""
         incremental = self.config.incremental_streaming_output
         return [
             (state.index, state.error() or next_chunk(state, incremental)) for state in await call.changed()
@@ -327,7 +357,8 @@ class _Host:
             self._ready.set_result(None)
 
     async def _end_calls(self) -> None:
-        self._front.registry.fail_all(UnavailableError("the engine was shut down"))
+        self._front.draining = True
+        self._front.fail_all(UnavailableError("the engine was shut down"))
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_SECONDS)
 

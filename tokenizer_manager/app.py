@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import math
+import reprlib
 from typing import Any
 
 import orjson
@@ -13,6 +17,7 @@ from starlette.routing import Route
 
 import gapless
 from gapless.runtime.core.errors import (
+    AbortedError,
     GaplessError,
     InternalError,
     NotFoundError,
@@ -20,7 +25,14 @@ from gapless.runtime.core.errors import (
     TooLargeError,
 )
 from gapless.tokenizer_manager.front import Front
-from gapless.tokenizer_manager.generate import Generate
+from gapless.tokenizer_manager.generate import Generate, until_disconnect
+
+MAX_WAIT_SECONDS = 3600  # for the server to come to rest
+
+
+class BusyError(RequestError):
+    status = 409
+    code = "busy"
 
 
 class MethodNotAllowedError(RequestError):
@@ -34,6 +46,7 @@ def create_app(front: Front) -> Starlette:
     app = Starlette(
         routes=[
             Route("/generate", Generate(front), methods=["POST"]),
+            Route("/flush_cache", _Cache(front).flush, methods=["GET", "POST"]),
             Route("/health", info.health),
             Route("/model_info", info.model_info),
             Route("/get_model_info", info.model_info),
@@ -44,6 +57,28 @@ def create_app(front: Front) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+class _Cache:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def flush(self, request: Request) -> Response:
+        """`timeout` in the query: seconds to wait for requests to end. A client that goes flushes nothing later."""
+        timeout = _seconds(request.query_params.get("timeout") or "0", "timeout")
+        flushing = asyncio.ensure_future(self._front.flush_cache(timeout))
+        gone = asyncio.ensure_future(until_disconnect(request.receive))
+        try:
+            await asyncio.wait({flushing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not flushing.done():
+                raise AbortedError("the client has gone")
+            result = flushing.result()
+        finally:
+            flushing.cancel()
+            gone.cancel()
+        if not result:
+            raise BusyError(result.message)
+        return _json(dataclasses.asdict(result))
 
 
 class _Info:
@@ -117,6 +152,19 @@ def _as_ours(request: Request, error: Exception) -> GaplessError:
     if error.status_code == 405:
         return MethodNotAllowedError(f"{request.method} is not allowed on {request.url.path}")
     return NotFoundError(f"no route {request.url.path}")  # the router raises no other
+
+
+def _seconds(text: str, param: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_WAIT_SECONDS:
+        raise RequestError(
+            f"{param} must be a number of seconds from 0 to {MAX_WAIT_SECONDS}, got {reprlib.repr(text)}",
+            param=param,
+        )
+    return seconds
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -10,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import InternalError, UnavailableError
+from gapless.runtime.core.errors import GaplessError, InternalError, UnavailableError
 from gapless.runtime.core.messages import (
     Abort,
     Fatal,
+    Flush,
+    Flushed,
     Heartbeat,
     Ready,
     Submit,
@@ -21,6 +24,7 @@ from gapless.runtime.core.messages import (
     ToFront,
 )
 from gapless.runtime.tokenizer.base import Tokenizer
+from gapless.tokenizer_manager.flush import Flusher, FlushResult
 from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
 from gapless.tokenizer_manager.states import Call, Registry
@@ -36,11 +40,12 @@ class Front:
     def __init__(
         self,
         config: ServerConfig,
-        send: Callable[[Submit | Abort], None],
+        send: Callable[[Submit | Abort | Flush], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.registry = Registry(send, config.max_queued_requests)
+        self._flusher = Flusher(send, self.registry, self.check_healthy)
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False
@@ -56,12 +61,19 @@ class Front:
                 self.registry.apply(message)
             case Heartbeat():
                 self.heartbeat = message
+            case Flushed():
+                self._flusher.answered(message)
             case Ready():
                 self.ready, self._ready_at = message, self._clock()
                 self._announce()
             case Fatal():
                 self._fatal = message.message
-                self.registry.fail_all(InternalError(f"the engine stopped: {message.message}"))
+                self.fail_all(InternalError(f"the engine stopped: {message.message}"))
+
+    def fail_all(self, error: GaplessError) -> None:
+        """Nothing more will come: ends all that is open with `error`."""
+        self._flusher.fail_all(error)
+        self.registry.fail_all(error)
 
     def set_tokenizer(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -100,19 +112,24 @@ class Front:
             raise UnavailableError(health["reason"])
 
     async def submit(self, call: Call, prompts: Sequence[Prompt]) -> None:
-        """Tokenizes the call's prompts and hands them over: all, or none and RequestError for the one at fault."""
+        """Tokenizes the call's prompts and hands their samples over.
+
+        All, or none and RequestError for the prompt at fault.
+        """
         tokenizer, ready = self.tokenizer, self.ready
         assert tokenizer is not None
         assert ready is not None
         check_lengths(prompts, tokenizer, ready)
-        work = [
-            (prompt, s.uid, self._seeds.getrandbits(63))
-            for prompt, s in zip(prompts, call.states, strict=True)
-        ]
+        samples = iter([(state.uid, self._seeds.getrandbits(63)) for state in call.states])
+        work = [(prompt, list(itertools.islice(samples, prompt.params.n))) for prompt in prompts]
 
         def run() -> list[Submit]:
-            return [prepare(*item, tokenizer, ready) for item in work]
+            return [message for item in work for message in prepare(*item, tokenizer, ready)]
 
         size = sum(len(prompt.text or prompt.input_ids or "") for prompt in prompts)
         messages = run() if size <= _INLINE_SIZE else await asyncio.to_thread(run)
         self.registry.submit(call, messages)
+
+    async def flush_cache(self, timeout: float = 0.0) -> FlushResult:
+        """Empties the prefix cache, or says what keeps it in use when `timeout` seconds are over."""
+        return await self._flusher.flush(timeout)

@@ -1,7 +1,7 @@
 """POST /generate: one JSON answer, or server-sent events.
 
 A stream's headers go out with its first tokens: whatever fails before is a real HTTP status, so that a router can
-send the request elsewhere. What fails later is an event `{"error": ...}` in that prompt's place; the stream ends
+send the request elsewhere. What fails later is an event `{"error": ...}` in that sample's place; the stream ends
 with `[DONE]` in any case.
 """
 
@@ -48,20 +48,20 @@ class Generate:
         front = self._front
         front.check_healthy()  # the body may have taken its time
         interval = front.config.stream_interval if request.stream else 0
-        call = front.registry.open([prompt.rid for prompt in request.prompts], interval)
+        call = front.registry.open(request.prompts, interval)
         with self._aborted_with_client(call, receive):
             await front.submit(call, request.prompts)
             request.prompts.clear()  # an answer may take long
             body.drop()
             if request.stream:
-                await self._stream(call, request.is_batch, send)
+                await self._stream(call, request.is_list, send)
             else:
-                await self._answer(call, request.is_batch, send)
+                await self._answer(call, request.is_list, send)
 
     @contextmanager
     def _aborted_with_client(self, call: Call, receive: Receive) -> Iterator[None]:
         """Aborts what still runs when the client goes, also in the middle of a write, and when the handler ends."""
-        watch = asyncio.create_task(_until_disconnect(receive))
+        watch = asyncio.create_task(until_disconnect(receive))
         watch.add_done_callback(lambda _: self._front.registry.abort(call))
         try:
             yield
@@ -69,7 +69,7 @@ class Generate:
             watch.cancel()
             self._front.registry.close(call)
 
-    async def _answer(self, call: Call, is_batch: bool, send: Send) -> None:
+    async def _answer(self, call: Call, is_list: bool, send: Send) -> None:
         open_states = len(call.states)
         while open_states:
             changed = await call.changed()
@@ -80,12 +80,12 @@ class Generate:
                     raise error
             open_states -= len(changed)
         answers = [whole_answer(state) for state in call.states]
-        content = orjson.dumps(answers if is_batch else answers[0])
+        content = orjson.dumps(answers if is_list else answers[0])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, call: Call, is_batch: bool, send: Send) -> None:
+    async def _stream(self, call: Call, is_list: bool, send: Send) -> None:
         started, open_states = False, len(call.states)
         while open_states:
             changed = await call.changed()
@@ -98,18 +98,18 @@ class Generate:
                 await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
                 started = True
             open_states -= sum(state.finished is not None for state in changed)
-            events = b"".join(self._event(state, is_batch) for state in changed)
+            events = b"".join(self._event(state, is_list) for state in changed)
             body = events if open_states else events + _DONE
             await send({"type": "http.response.body", "body": body, "more_body": bool(open_states)})
 
-    def _event(self, state: RequestState, is_batch: bool) -> bytes:
+    def _event(self, state: RequestState, is_list: bool) -> bytes:
         error = state.error()
         event = next_chunk(state, self._incremental) if error is None else error.body()
-        if is_batch:
+        if is_list:
             event["index"] = state.index
         return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
-async def _until_disconnect(receive: Receive) -> None:
+async def until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -97,7 +97,7 @@ async def _drain(front: Front, server: HttpServer, serving: asyncio.Task[None]) 
     idle = asyncio.create_task(front.registry.idle.wait())
     await asyncio.wait({idle}, timeout=front.config.drain_timeout)
     # What has not finished in time ends with an error.
-    front.registry.fail_all(UnavailableError("the server is shutting down"))
+    front.fail_all(UnavailableError("the server is shutting down"))
     server.should_exit = True
     await asyncio.wait({serving}, timeout=max(deadline - loop.time(), _FLUSH_SECONDS))
 

@@ -11,14 +11,17 @@ import numpy as np
 
 from gapless.runtime.core.errors import RequestError
 from gapless.runtime.core.messages import Ready, Submit
+from gapless.runtime.core.random import mix
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.tokenizer_manager.schema import Prompt
 
 _SURELY_SHORT = 8192  # characters, too few to be worth a look at the vocabulary
 
 
-def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Ready) -> Submit:
-    """Tokenizes and fits `prompt`; `seed` is for a prompt that brings none.
+def prepare(
+    prompt: Prompt, samples: Sequence[tuple[int, int]], tokenizer: Tokenizer, ready: Ready
+) -> list[Submit]:
+    """Tokenizes and fits `prompt`, once for all its `samples`: (uid, seed where the prompt brings none) of each.
 
     Raises RequestError where an id is outside the embedding table, or the prompt is empty or too long. It holds the
     GIL for a fraction of the time that tokenizing takes: call it in a thread where the text is long.
@@ -34,14 +37,32 @@ def prepare(prompt: Prompt, uid: int, seed: int, tokenizer: Tokenizer, ready: Re
     _check_ids(ids, prompt.field, ready)
     fitting = ready.context_length - len(ids)
     eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids.union(ready.eos_token_ids)
-    return Submit(
-        uid,
+    uids, seeds = map(list, zip(*samples, strict=True))
+    if params.sampling_seed is not None:
+        seeds = sample_seeds(params.sampling_seed, len(samples))
+    first = Submit(
+        uids[0],
         np.array(ids, "<i4").tobytes(),
         msgspec.structs.replace(params, max_new_tokens=min(params.max_new_tokens, fitting)),
         tuple(sorted(eos.union(params.stop_token_ids))),
-        seed if params.sampling_seed is None else params.sampling_seed,
+        seeds[0],
         prompt.extra_key,
+        prompt.cache_salt,
+        prompt.priority,
     )
+    others = zip(uids[1:], seeds[1:], strict=True)
+    return [first, *(msgspec.structs.replace(first, uid=u, seed=s, leader=first.uid) for u, s in others)]
+
+
+def sample_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of `count` samples of one prompt: `seed` itself, then hashes of it and the sample's number.
+
+    Both are hashed before they meet. The number is, so that no seed is one of the first sample's random numbers, which
+    come from the seed and a position; the seed is hashed twice, so that seed 6's sample 7 is not seed 7's sample 6.
+    """
+    key = mix(mix(np.array([seed], np.int64).view(np.uint64)))
+    hashes = mix(key ^ mix(np.arange(1, count, dtype=np.uint64)))
+    return [seed, *hashes.view(np.int64).tolist()]
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer: Tokenizer, ready: Ready) -> None:

@@ -6,6 +6,7 @@ known field that is not served is refused, since ignoring it would answer anothe
 
 from __future__ import annotations
 
+import itertools
 import reprlib
 import uuid
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import RequestError
 from gapless.runtime.core.sampling import SamplingParams
 
-MAX_NAME_CHARS = 256  # of a rid or an extra_key
+MAX_NAME_CHARS = 256  # of a rid, an extra_key or a cache_salt
 
 # Values that ask for nothing; a list of them, one a prompt, neither.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -37,7 +38,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "lora_id": (),
     "custom_logit_processor": (),
     "session_params": (),
-    "priority": (0,),
     "bootstrap_host": (),
     "bootstrap_room": (),
 }
@@ -45,13 +45,20 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request: `text` or `input_ids`. `field` and `params_field` name its origin in errors."""
+    """One prompt of a request: `text` or `input_ids`, and `params.n` samples to make of it.
+
+    `rid` is the request id that was given, which may stand for several samples; `rids` are the samples' own.
+    `field` and `params_field` name the prompt's origin in errors.
+    """
 
     text: str | None
     input_ids: list[Any] | None  # checked against the vocabulary in `prepare`
     params: SamplingParams
     rid: str
+    rids: tuple[str, ...]
     extra_key: str = ""
+    cache_salt: str = ""
+    priority: int = 0
     field: str = "text"
     params_field: str = "sampling_params"
 
@@ -59,7 +66,7 @@ class Prompt:
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     prompts: list[Prompt]
-    is_batch: bool  # answered by a list, even of one
+    is_list: bool  # answered by a list: a batch, even of one, or n above 1
     stream: bool
 
 
@@ -81,22 +88,28 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
         )
     size = len(prompts) if is_batch else None
     params = _sampling_params(fields.get("sampling_params"), size)
-    rids = _rids(fields.get("rid"), size)
-    extra_keys = _names(fields.get("extra_key"), "extra_key", size) or [""] * len(prompts)
+    samples = _samples(params, config.max_batch_requests)
+    rids = _rids(fields.get("rid"), size, samples)
+    extra_keys = _keys(fields.get("extra_key"), "extra_key", size)
+    cache_salts = _keys(fields.get("cache_salt"), "cache_salt", size)
+    priorities = _priorities(fields.get("priority"), size)
     return GenerateRequest(
         [
             Prompt(
                 text=prompt if source == "text" else None,
                 input_ids=prompt if source == "input_ids" else None,
                 params=params[i][1],
-                rid=rids[i],
+                rid=rids[i][0],
+                rids=rids[i][1],
                 extra_key=extra_keys[i],
+                cache_salt=cache_salts[i],
+                priority=priorities[i],
                 field=f"{source}[{i}]" if is_batch else source,
                 params_field=params[i][0],
             )
             for i, prompt in enumerate(prompts)
         ],
-        is_batch,
+        is_batch or samples[0] > 1,
         _stream(fields.get("stream")),
     )
 
@@ -162,25 +175,60 @@ def _sampling_params(value: Any, size: int | None) -> list[tuple[str, SamplingPa
     return [(name, parsed[name]) for name, _ in named]
 
 
-def _rids(value: Any, size: int | None) -> list[str]:
-    """The prompts' request ids: new ones where none are given; one given to a batch gets the prompt's number."""
-    rids = _names(value, "rid", size)
-    if rids is None:
-        return [uuid.uuid4().hex for _ in range(size or 1)]
-    if size is not None and isinstance(value, str):
-        return [f"{rid}_{i}" for i, rid in enumerate(rids)]
-    return rids
+def _samples(params: list[tuple[str, SamplingParams]], limit: int) -> list[int]:
+    """How many samples each prompt asks for; RequestError where they are too many together."""
+    samples = [item.n for _, item in params]
+    if sum(samples) > limit:
+        name, most = max(params, key=lambda named: named[1].n)
+        raise RequestError(
+            f"{name}.n asks for {most.n} samples, {sum(samples)} in all; the most in one request is {limit}",
+            param=f"{name}.n",
+        )
+    return samples
 
 
-def _names(value: Any, field: str, size: int | None) -> list[str] | None:
-    """A string for each prompt, or None where none was given."""
+def _rids(value: Any, size: int | None, samples: list[int]) -> list[tuple[str, tuple[str, ...]]]:
+    """(request id, the ids of its samples) of each prompt; new ones where none are given.
+
+    An id that stands for several samples, or was given to a batch as a whole, is numbered through for them.
+    """
     if value is None:
-        return None
+        rids = [uuid.uuid4().hex for _ in samples]
+    else:
+        rids = [_string(item, name, 1) for name, item in _of_each_prompt(value, "rid", size)]
+    of_batch = size is not None and isinstance(value, str)
+    numbers = itertools.count()
+    named = []
+    for rid, count in zip(rids, samples, strict=True):
+        if not of_batch:
+            numbers = itertools.count()
+        numbered = of_batch or count > 1
+        named.append((rid, tuple(f"{rid}_{next(numbers)}" for _ in range(count)) if numbered else (rid,)))
+    return named
+
+
+def _keys(value: Any, field: str, size: int | None) -> list[str]:
+    """A part of each prompt's key in the cache, empty where none is given."""
     named = _of_each_prompt(value, field, size)
+    return ["" if item is None else _string(item, name, 0) for name, item in named]
+
+
+def _string(value: Any, field: str, least: int) -> str:
+    if not isinstance(value, str) or not least <= len(value) <= MAX_NAME_CHARS:
+        raise _wrong(value, field, f"a string of {least} to {MAX_NAME_CHARS} characters")
+    if any(
+        "\ud800" <= char <= "\udfff" for char in value
+    ):  # from a caller in Python: JSON's are refused before
+        raise _wrong(value, field, "text without lone surrogates")
+    return value
+
+
+def _priorities(value: Any, size: int | None) -> list[int]:
+    named = _of_each_prompt(value, "priority", size)
     for name, item in named:
-        if not isinstance(item, str) or not 0 < len(item) <= MAX_NAME_CHARS:
-            raise _wrong(item, name, f"a string of 1 to {MAX_NAME_CHARS} characters")
-    return [item for _, item in named]
+        if item is not None and (type(item) is not int or not -(2**31) <= item < 2**31):
+            raise _wrong(item, name, "an integer from -2147483648 to 2147483647")
+    return [item or 0 for _, item in named]
 
 
 def _of_each_prompt(value: Any, field: str, size: int | None) -> list[tuple[str, Any]]:

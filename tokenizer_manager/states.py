@@ -1,7 +1,7 @@
 """The requests that are alive, and what each has gained so far.
 
-A `Call` is one HTTP request: the states of its prompts and one event that wakes its handler. States hold the text and
-ids that have come, and no queue of updates: a slow reader finds one larger update, not many.
+A `Call` is one HTTP request: the states of its samples, prompt by prompt, and one event that wakes its handler. States
+hold the text and ids that have come, and no queue of updates: a slow reader finds one larger update, not many.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gapless.runtime.core.messages import (
     int32s,
     int64s,
 )
+from gapless.tokenizer_manager.schema import Prompt
 
 _ERRORS: dict[str, type[GaplessError]] = {
     error.code: error
@@ -44,10 +45,11 @@ _ERRORS: dict[str, type[GaplessError]] = {
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One prompt. `texts` and `ids` are all that came, `finished` ends it."""
+    """One sample of one prompt. `texts` and `ids` are all that came, `finished` ends it."""
 
     uid: int
     rid: str
+    parent: str  # the request id that was given: its own, or one that stands for several samples
     index: int  # in its call
     call: Call
     created: float  # time.monotonic(), seconds
@@ -124,20 +126,28 @@ class Registry:
         self._capacity = capacity
         self._uids = itertools.count(1)
         self._live: dict[int, RequestState] = {}
-        self._rids: set[str] = set()
+        # Whom a request id stands for, its own or the one that was given, so that an abort of it reaches just them.
+        self._named: dict[str, set[RequestState]] = {}
         self._calls: set[Call] = set()
         self.idle = asyncio.Event()  # no handler is at work
         self.idle.set()
+        self.empty = asyncio.Event()  # no request is alive
+        self.empty.set()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, rids: Sequence[str], interval: int) -> Call:
-        """Takes the request ids and room for them, all or none; raises ConflictError or CapacityError."""
-        names = set(rids)
-        if len(names) < len(rids):
-            raise ConflictError("a request id stands twice in the batch", param="rid")
-        if taken := names & self._rids:
+    def open(self, prompts: Sequence[Prompt], interval: int) -> Call:
+        """Takes the prompts' request ids and room for their samples, all or none.
+
+        Raises ConflictError or CapacityError.
+        """
+        rids = [(prompt.rid, rid) for prompt in prompts for rid in prompt.rids]
+        names = {rid for _, rid in rids}
+        parents = {parent for parent, rid in rids if parent != rid}
+        if len(names) < len(rids) or parents & names:
+            raise ConflictError("a request id stands twice in the request", param="rid")
+        if taken := (names | parents) & self._named.keys():
             raise ConflictError(f"request id {min(taken)!r} is still alive", param="rid")
         if len(self._live) + len(rids) > self._capacity:
             raise CapacityError(
@@ -145,24 +155,26 @@ class Registry:
                 "(--max-queued-requests) is passed"
             )
         call, now = Call(interval), time.monotonic()
-        for index, rid in enumerate(rids):
-            state = RequestState(next(self._uids), rid, index, call, now)
+        for index, (parent, rid) in enumerate(rids):
+            state = RequestState(next(self._uids), rid, parent, index, call, now)
             call.states.append(state)
             self._live[state.uid] = state
-        self._rids |= names
+            for name in {rid, parent}:
+                self._named.setdefault(name, set()).add(state)
         self._calls.add(call)
         self.idle.clear()
+        self.empty.clear()
         return call
 
     def submit(self, call: Call, messages: Sequence[Submit]) -> None:
-        """Hands the call's prompts to the scheduler, in order, unless they have ended meanwhile."""
+        """Hands the call's samples to the scheduler, in order, unless they have ended meanwhile."""
         for state, message in zip(call.states, messages, strict=True):
             if state.uid in self._live:
                 state.told = True
                 self._send(message)
 
     def abort(self, call: Call) -> None:
-        """The client has gone: each prompt that still runs is aborted, once, and dropped when its end has come."""
+        """The client has gone: each sample that still runs is aborted, once, and dropped when its end has come."""
         call.abandon()
         for state in call.states:
             if state.uid not in self._live or state.aborted:
@@ -205,4 +217,9 @@ class Registry:
 
     def _drop(self, state: RequestState) -> None:
         del self._live[state.uid]
-        self._rids.discard(state.rid)
+        for name in {state.rid, state.parent}:
+            self._named[name].discard(state)
+            if not self._named[name]:
+                del self._named[name]
+        if not self._live:
+            self.empty.set()

@@ -17,12 +17,12 @@ from gapless.runtime.core.errors import RequestError
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024  # of all stop strings together: the automaton that finds them has a node a character
 MAX_BIASES = 1024
+MAX_SAMPLES = 16384  # of one prompt, whatever the limits of the server are
 GREEDY_BELOW = 1e-6
 
 # Known to SGLang's and vLLM's clients and not served yet. A value other than the neutral ones given here is refused:
 # a parameter that is accepted and ignored would be a wrong answer.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request is sampled and where it stops; make it with `parse`, which checks every field."""
 
     # The annotations guard the scheduler's channel; `parse` says what is wrong in words.
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] = 1
     max_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 128
     min_new_tokens: int = 0
     temperature: float = 1.0
@@ -108,6 +109,8 @@ def _check(name: str, value: Any, prefix: str) -> Any:
         return float(value)
 
     match name:
+        case "n":
+            return integer(1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}")
         case "max_new_tokens" | "min_new_tokens":
             return integer(0, 2**31 - 1, "an integer from 0 to 2147483647")
         case "temperature":

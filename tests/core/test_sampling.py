@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.errors import RequestError
-from gapless.runtime.core.sampling import MAX_BIASES, MAX_STOP_CHARS, MAX_STOPS, SamplingParams
+from gapless.runtime.core.sampling import (
+    MAX_BIASES,
+    MAX_SAMPLES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    SamplingParams,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -30,6 +36,8 @@ def test_defaults_are_sglangs() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "want"),
     [
+        ("n", 1, 1),
+        ("n", MAX_SAMPLES, MAX_SAMPLES),
         ("max_new_tokens", 0, 0),
         ("temperature", 0, 0.0),
         ("temperature", 1e308, 1e308),
@@ -62,6 +70,7 @@ def test_values_that_are_taken(name: str, value: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        *(("n", v) for v in (0, -1, MAX_SAMPLES + 1, 10**9, 2**63 - 1, 1.0, "2", True, [1])),
         *(("max_new_tokens", v) for v in (-1, "5", 2**63, 1.0, True)),
         *(("temperature", v) for v in (-1, math.nan, math.inf, "nan", True, 10**400, -1e-9)),
         *(("top_p", v) for v in (0, 1.1, -0.5, math.nan, "1", [0.5])),
@@ -130,9 +139,6 @@ def test_which_requests_adjust_their_logits(fields: dict[str, Any], adjusts: boo
 @pytest.mark.parametrize(
     ("name", "value", "neutral"),
     [
-        ("n", 2, 1),
-        ("n", True, 1),
-        ("n", 10**9, 1),
         ("regex", "[", None),
         ("json_schema", "{}", None),
     ],
@@ -154,6 +160,7 @@ def test_any_json_is_parsed_or_refused(fields: dict[str, Any]) -> None:
         assert error.param is not None
         assert error.param.removeprefix("sampling_params.") in fields
         return
+    assert 1 <= params.n <= MAX_SAMPLES
     assert params.max_new_tokens >= 0
     assert 0 <= params.temperature < math.inf
     assert 0 < params.top_p <= 1

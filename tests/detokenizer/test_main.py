@@ -17,6 +17,7 @@ from gapless.runtime.core.ipc import DETOKENIZER, FRONT, SCHEDULER, Receiver, Se
 from gapless.runtime.core.messages import (
     Fatal,
     Finish,
+    Flushed,
     Heartbeat,
     Opened,
     Ready,
@@ -72,11 +73,11 @@ def test_messages_go_where_they_belong_in_order(detokenizer: Detokenizer) -> Non
         column([Finish.NONE] * 2, "u1"),
         [],
     )
-    fatal = Fatal("the device hung")
-    for message in (ready, EMPTY, step, beat, fatal, beat):
+    flushed, fatal = Flushed(4, False, 0, 1, 2), Fatal("the device hung")
+    for message in (ready, EMPTY, step, beat, flushed, fatal, beat):
         detokenizer.sender.send(message)
-    got = take(detokenizer.front, 5)
-    assert [got[0], *got[2:]] == [ready, beat, fatal, beat]
+    got = take(detokenizer.front, 6)
+    assert [got[0], *got[2:]] == [ready, beat, flushed, fatal, beat]
     assert isinstance(got[1], TextOutput)
     assert (got[1].texts, got[1].finished[0].matched) == (["a", ""], "!")
     assert take(detokenizer.scheduler, 1) == [Stop(1, 1, 2)]

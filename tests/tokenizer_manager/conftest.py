@@ -17,6 +17,8 @@ from gapless.runtime.core.messages import (
     Abort,
     Finish,
     Finished,
+    Flush,
+    Flushed,
     Ready,
     Submit,
     TextOutput,
@@ -46,10 +48,10 @@ class Engine:
         self.echo = echo
         self.now = 0.0  # seconds on the front's clock
         self.front: Front
-        self.sent: list[Submit | Abort] = []
-        self._inbox: asyncio.Queue[Submit | Abort] = asyncio.Queue()
+        self.sent: list[Submit | Abort | Flush] = []
+        self._inbox: asyncio.Queue[Submit | Abort | Flush] = asyncio.Queue()
 
-    def send(self, message: Submit | Abort) -> None:
+    def send(self, message: Submit | Abort | Flush) -> None:
         self.sent.append(message)
         self._inbox.put_nowait(message)
         if self.echo and isinstance(message, Submit):
@@ -61,6 +63,11 @@ class Engine:
 
     def aborts(self) -> list[int]:
         return [m.uid for m in self.sent if isinstance(m, Abort)]
+
+    async def answer_flush(self, running: int = 0, waiting: int = 0, pages: int = 0) -> None:
+        """Takes the next message, a Flush, and refuses it where something runs or waits."""
+        number = (await self.take(Flush)).number
+        self.front.handle(Flushed(number, not running + waiting, pages, running, waiting))
 
     async def take(self, kind: type[M]) -> M:
         """The next message, which must be of `kind`."""
@@ -107,6 +114,9 @@ class Service:
         """Posts without waiting for the answer, and takes what reaches the engine."""
         task = asyncio.create_task(self.generate(**body))
         return task, await self.engine.take(Submit)
+
+    def flush(self, **query: Any) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(self.client.post("/flush_cache", params=query))
 
 
 class EventStream:

@@ -9,7 +9,7 @@ import pytest
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import RequestError
-from gapless.tokenizer_manager.schema import GenerateRequest, parse_generate
+from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields, parse_generate
 
 CONFIG = ServerConfig(model_path="toy", max_batch_requests=8)
 
@@ -64,7 +64,21 @@ def refused(body: bytes) -> RequestError:
         ({"text": "a", "image_data": "x"}, "image_data"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
-        ({"text": "a", "priority": 1}, "priority"),
+        ({"text": ["a", "b"], "extra_key": ["k"]}, "extra_key"),
+        ({"text": "a", "extra_key": ["k"]}, "extra_key"),
+        ({"text": "a", "cache_salt": 5}, "cache_salt"),
+        ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
+        ({"text": ["a", "b"], "cache_salt": ["s", {}]}, "cache_salt[1]"),
+        *(({"text": "a", "priority": v}, "priority") for v in (2**31, -(2**31) - 1, 1.0, "1", True, [1])),
+        ({"text": ["a", "b"], "priority": [1]}, "priority"),
+        ({"text": ["a", "b"], "priority": [1, "2"]}, "priority[1]"),
+        *(
+            ({"text": "a", "sampling_params": {"n": n}}, "sampling_params.n")
+            for n in (0, -1, 1.0, "2", True, 9, 10**9, 2**63 - 1, 10**30)
+        ),
+        ({"text": ["a"] * 3, "sampling_params": {"n": 3}}, "sampling_params.n"),
+        ({"text": ["a", "b"], "sampling_params": [{"n": 7}, {"n": 2}]}, "sampling_params[0].n"),
+        ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 0}]}, "sampling_params[1].n"),
         ({"text": "a", "bootstrap_room": 2**62}, "bootstrap_room"),
     ],
 )
@@ -96,13 +110,15 @@ def test_null_is_the_default_and_unknown_fields_are_ignored() -> None:
             "stream",
             "extra_key",
             "image_data",
+            "cache_salt",
             "priority",
             "return_bytes",
         )
     )
     request = parse(text="a", log_metrics=True, background=False, return_logprob=False, **nulls)
     (prompt,) = request.prompts
-    assert (request.is_batch, request.stream, prompt.text, prompt.extra_key) == (False, False, "a", "")
+    assert (request.is_list, request.stream, prompt.text, prompt.params.n) == (False, False, "a", 1)
+    assert (prompt.extra_key, prompt.cache_salt, prompt.priority) == ("", "", 0)
     assert prompt.params.max_new_tokens == 128
     assert len(prompt.rid) == 32
 
@@ -111,17 +127,66 @@ def test_a_batch_shares_or_lists_its_fields() -> None:
     request = parse(
         input_ids=[[1], [2]], rid="x", sampling_params=[{"top_k": 3}, None], extra_key="tenant", stream=True
     )
-    assert request.is_batch
+    assert request.is_list
     assert request.stream
-    assert [(p.input_ids, p.rid, p.params.top_k, p.extra_key, p.field) for p in request.prompts] == [
+    assert [(p.input_ids, *p.rids, p.params.top_k, p.extra_key, p.field) for p in request.prompts] == [
         ([1], "x_0", 3, "tenant", "input_ids[0]"),
         ([2], "x_1", -1, "tenant", "input_ids[1]"),
     ]
-    listed = parse(text=["a", "b"], rid=["x", "y"], sampling_params={"top_k": 5}, extra_key=["k", "l"])
-    assert [(p.rid, p.params.top_k, p.extra_key, p.params_field) for p in listed.prompts] == [
+    listed = parse(text=["a", "b"], rid=["x", "y"], sampling_params={"top_k": 5}, extra_key=["k", None])
+    assert [(*p.rids, p.params.top_k, p.extra_key, p.params_field) for p in listed.prompts] == [
         ("x", 5, "k", "sampling_params"),
-        ("y", 5, "l", "sampling_params"),
+        ("y", 5, "", "sampling_params"),
     ]
+
+
+def test_salts_and_priorities_are_shared_or_listed() -> None:
+    request = parse(text=["a", "b"], cache_salt="s", priority=-(2**31))
+    assert [(p.cache_salt, p.priority) for p in request.prompts] == [("s", -(2**31))] * 2
+    request = parse(text=["a", "b", "c"], cache_salt=["s", None, ""], priority=[2**31 - 1, None, -3])
+    assert [(p.cache_salt, p.priority) for p in request.prompts] == [("s", 2**31 - 1), ("", 0), ("", -3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_list", "rids"),
+    [
+        ({"text": "a", "rid": "x", "sampling_params": {"n": 1}}, False, {"x": ["x"]}),
+        ({"text": "a", "rid": "x", "sampling_params": {"n": 3}}, True, {"x": ["x_0", "x_1", "x_2"]}),
+        ({"text": ["a"], "rid": "x", "sampling_params": {"n": 2}}, True, {"x": ["x_0", "x_1"]}),
+        (
+            {"text": ["a", "b"], "rid": "x", "sampling_params": {"n": 2}},
+            True,
+            {"x": ["x_0", "x_1", "x_2", "x_3"]},
+        ),
+        (
+            {"text": ["a", "b"], "rid": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]},
+            True,
+            {"x": ["x"], "y": ["y_0", "y_1"]},
+        ),
+    ],
+)
+def test_samples_are_numbered_under_the_request_id_that_was_given(
+    fields: dict[str, Any], is_list: bool, rids: dict[str, list[str]]
+) -> None:
+    request = parse(**fields)
+    assert request.is_list is is_list
+    got: dict[str, list[str]] = {}
+    for prompt in request.prompts:
+        assert len(prompt.rids) == prompt.params.n
+        got.setdefault(prompt.rid, []).extend(prompt.rids)
+    assert got == rids
+
+
+def test_as_many_samples_as_a_request_may_ask_for() -> None:
+    assert len(parse(text="a", sampling_params={"n": 8}).prompts[0].rids) == 8
+    assert sum(len(p.rids) for p in parse(text=["a"] * 4, sampling_params={"n": 2}).prompts) == 8
+
+
+@pytest.mark.parametrize("field", ["rid", "extra_key", "cache_salt"])
+def test_a_lone_surrogate_of_a_caller_in_python_is_refused(field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_fields({"text": "a", field: "x\ud800"}, CONFIG)
+    assert caught.value.param == field
 
 
 def test_any_json_may_stand_where_nothing_is_served() -> None:
@@ -133,6 +198,6 @@ def test_any_json_may_stand_where_nothing_is_served() -> None:
 
 
 def test_a_batch_of_one_stays_a_batch() -> None:
-    assert parse(text=["a"]).is_batch
-    assert parse(input_ids=[[1]]).is_batch
-    assert not parse(input_ids=[1]).is_batch
+    assert parse(text=["a"]).is_list
+    assert parse(input_ids=[[1]]).is_list
+    assert not parse(input_ids=[1]).is_list

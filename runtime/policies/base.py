@@ -1,31 +1,34 @@
-"""The queue of waiting requests: what a policy sees of a request, what it offers, and the policies by name.
+"""The queue of waiting requests: what a policy sees of a request and of the cache, and what it offers.
 
 A queue never looks at all that wait: each call costs a constant or O(log n), so that thousands of waiting requests
-do not slow a step.
+do not slow a step. `registry` has the queues by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gapless.runtime.policies import fcfs, lpm
+from gapless.runtime.policies.orders_old import ORDERS as ORDERS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from gapless.radix_cache.cache import PrefixCache
     from gapless.radix_cache.namespace import Namespace
 
 
 class Waiting(Protocol):
-    """A request as a queue sees it."""
+    """A request as a queue sees it: hashed by identity, and ranked by what these fields say when it is pushed."""
 
     prompt: NDArray[np.int32]
-    arrival: int  # order of coming, from 1
-    priority: int  # more is more urgent
+    arrival: int  # order of coming, from 1; no two have the same
     max_output: int  # tokens
+    stamp: int  # the queue's own mark of when it was first pushed; -1 before that
+
+    @property
+    def priority(self) -> int:
+        """More is more urgent."""
+        ...
 
     @property
     def namespace(self) -> Namespace: ...
@@ -68,8 +71,3 @@ class Queue(Protocol[W]):
         ...
 
     def __len__(self) -> int: ...
-
-
-# Takes the waiting requests by arrival, the cache, and how many can be tried; gives so many in the order of trying.
-Order = Callable[[Collection[Any], "PrefixCache", int], list[Any]]
-ORDERS: dict[str, Order] = {"fcfs": fcfs.order, "lpm": lpm.order}

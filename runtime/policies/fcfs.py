@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import islice
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gapless.radix_cache.cache import PrefixCache
-    from gapless.runtime.policies.base import W
+from gapless.runtime.policies.base import Waiting
+from gapless.runtime.policies.heap import Key
 
 
-def order(waiting: Collection[W], cache: PrefixCache, limit: int) -> list[W]:
-    return list(islice(waiting, limit))
+def key(request: Waiting) -> Key:
+    return (request.arrival,)

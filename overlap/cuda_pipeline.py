@@ -1,13 +1,14 @@
 """The device thread's side of the CUDA device: it enqueues steps and waits for none of them.
 
     inputs    | plan N+1 to the device ->copied |
-    compute   | wait copied | started-> setups, page table, late sampling, forward, sampling ->ended |
+    compute   | wait copied | started-> setups, copies, page table, late sampling, forward, sampling ->ended |
     results   | wait | late ids to the host ->arrived |            | wait ended | ids to the host ->arrived |
 
-Copies have streams of their own, one for each direction: in one stream, the copy of plan N+1 would stand behind that of
-the ids of step N, and so behind step N. All that the model allocates belongs to the compute stream. What is used across
-streams is freed only when its launch has been waited for: the plan's copy lies in the launch's Buffers, and sampled ids
-are held by their Arrival.
+Plans and ids have streams of their own, one for each direction: in one stream, the copy of plan N+1 would stand behind
+that of the ids of step N, and so behind step N. Copies of KV pages, to host memory too, stay in the compute stream: the
+steps around them use the same pages, and the next plan may use again what they have read. All that the model allocates
+belongs to the compute stream. What is used across streams is freed only when its launch has been waited for: the plan's
+copy lies in the launch's Buffers, and sampled ids are held by their Arrival.
 """
 
 from __future__ import annotations

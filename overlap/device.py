@@ -72,7 +72,7 @@ class Worker(Loads, Protocol):
     """What runs on the CPU device's thread."""
 
     def sample_late(self, plan: Plan) -> Ids:
-        """The first part of a step: setups, page table and late sampling. [L] ids."""
+        """The first part of a step: setups, copies, page table and late sampling. [L] ids."""
         ...
 
     def run(self, plan: Plan) -> Ids:

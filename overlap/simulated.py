@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from gapless.overlap.cost_model import PROFILES, CostModel, shape_named
+from gapless.overlap.cost_model import PROFILES, CostModel, move_costs, shape_named
 from gapless.overlap.device import Ids, Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError, InternalError
-from gapless.runtime.core.plan import DeviceInfo, Plan
+from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
 from gapless.runtime.model.toy import ToyKnobs
 
 SPIN_S = 200e-6  # more than what a sleep usually oversleeps
@@ -68,7 +68,7 @@ class VirtualClock:
 
 
 class ConstantWorker:
-    """Samples id 0 for every row, so that ids cost nothing."""
+    """Samples id 0 for every row, so that ids cost nothing. It has no KV, so copies of pages are nothing to it."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self._info = info
@@ -122,16 +122,24 @@ class SimulatedDevice:
     long: `late` is the total. So idle time comes from what the host did between waits, and from nothing else.
     """
 
-    def __init__(self, worker: Worker, cost: Callable[[Plan], float], clock: Clock, name: str) -> None:
-        """`cost` gives a step's seconds, `worker` its ids; `name` is for the description."""
+    def __init__(
+        self,
+        worker: Worker,
+        cost: Callable[[Plan], float],
+        clock: Clock,
+        name: str,
+        move_costs: MoveCosts | None = None,
+    ) -> None:
+        """`cost` gives a step's seconds, `worker` its ids; `name` and `move_costs` are for the DeviceInfo."""
         self.busy = self.idle = self.late = 0.0
-        self._worker, self._cost, self._clock, self._name = worker, cost, clock, name
+        self._worker, self._cost, self._clock = worker, cost, clock
+        self._name, self._move_costs = name, move_costs
         self._queue: deque[SimulatedLaunch] = deque()  # launched, not yet on the time line
         self._free_at: float | None = None
         self._error: Exception | None = None
 
     def start(self) -> DeviceInfo:
-        return dataclasses.replace(self._worker.load(), description=self._name)
+        return dataclasses.replace(self._worker.load(), description=self._name, costs=self._move_costs)
 
     def launch(self, plan: Plan) -> SimulatedLaunch:
         launch = SimulatedLaunch(self, plan, self._now())
@@ -176,6 +184,8 @@ def simulated_device(config: ServerConfig) -> SimulatedDevice:
     """What `--device sim` asks for: the toy model's ids in the time of --sim-device running --sim-model."""
     if ToyKnobs.parse(config.toy).delay_ms:
         raise ConfigError("--toy delay_ms: under --device sim the cost model says how long a step takes")
-    cost = CostModel(PROFILES[config.sim_device], shape_named(config.sim_model))
+    profile, shape = PROFILES[config.sim_device], shape_named(config.sim_model)
+    cost = CostModel(profile, shape, config.page_size)
     name = f"simulated {config.sim_device} in the time of {config.sim_model}, ids of the toy model"
-    return SimulatedDevice(ToyWorker(config), cost, WallClock(), name)
+    costs = move_costs(shape, profile.link, profile.flops)
+    return SimulatedDevice(ToyWorker(config), cost, WallClock(), name, costs)

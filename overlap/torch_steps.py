@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from gapless.overlap.cost_model import ModelShape, move_costs
+from gapless.overlap.page_copies import PagePools, host_pages
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError
 from gapless.runtime.core.model_path import resolve_model_path
-from gapless.runtime.core.plan import DeviceInfo, Plan, Sampling
+from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,14 @@ class TorchSteps(ABC):
         """Which device, for people."""
 
     @abstractmethod
+    def _rates(self, pool: Tensor) -> tuple[float, float] | None:
+        """Bytes/s between the KV pool and host memory one way, and FLOP/s of prefill; None: not known."""
+
+    @abstractmethod
+    def _host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that the device copies from and to on its own; raises RuntimeError where there is not so much."""
+
+    @abstractmethod
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         """int64 [R] for logits [R, V]; the fields of `batch` have that prefix in `fields`."""
 
@@ -78,12 +88,9 @@ class TorchSteps(ABC):
                 param="context_length",
             )
         pages = self._pool_pages(context, dtype)
-        self._cache = self._model.new_cache(pages + 1, config.page_size)
-        slots, columns = config.max_running_requests + 1, -(-context // config.page_size)
-        self._table = torch.zeros((slots, columns), dtype=torch.int32, device=device)
-        self._future = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._allocate(pages, -(-context // config.page_size))
         self._adjustments = Adjustments(model_config.vocab_size, device)
-        self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling
+        costs = self._costs() if config.preemption == "auto" else None
         return DeviceInfo(
             description=f"{self._describe()}, {why}, {self._ops.name} kernels",
             dtype=str(dtype).removeprefix("torch."),
@@ -94,11 +101,15 @@ class TorchSteps(ABC):
             load_seconds=time.monotonic() - started,
             attention_backend=self._ops.name,
             architecture=model_config.architecture,
+            host_pages=self._pools.host_pages,
+            costs=costs,
         )
 
     def set_up(self, plan: Plan) -> None:
+        """What comes before the step touches the page table: the slots' settings, then the copies of pages."""
         for setup in plan.setups:
             self._adjustments.open(setup)
+        self._pools.carry_out(plan.copies)
 
     def late_tokens(self, plan: Plan, fields: Fields) -> Tensor | None:
         """Changes the page table, then samples late: int64 [L], or None."""
@@ -171,6 +182,40 @@ class TorchSteps(ABC):
                 param="mem_fraction_static",
             )
         return tokens // config.page_size
+
+    def _allocate(self, pages: int, columns: int) -> None:
+        """The KV pool, and what there is for each slot; a request has at most `columns` pages."""
+        import torch
+
+        rows, device = self._config.max_running_requests, self.device
+        pool = self._model.new_cache(pages + 1, self._config.page_size)
+        self._cache = [(k, v) for k, v in pool]
+        self._pools = PagePools(pool, self._host_pool(pool, rows * columns))
+        self._table = torch.zeros((rows + 1, columns), dtype=torch.int32, device=device)
+        self._future = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling
+
+    def _host_pool(self, pool: Tensor, most: int) -> Tensor | None:
+        """Room for at most so many pages, where pages are swapped; see PagePools."""
+        config = self._config
+        if config.preemption == "recompute":
+            return None
+        layers, two, _, *page = pool.shape
+        count = host_pages(config, pool[:, :, 0].nbytes, most)
+        try:
+            return self._host_memory((count, layers, two, *page), pool.dtype)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--swap-space {config.swap_space} GiB: there is not so much memory ({error})",
+                param="swap_space",
+            ) from error
+
+    def _costs(self) -> MoveCosts | None:
+        pool = self._pools.device
+        rates = self._rates(pool)
+        if rates is None:
+            return None
+        return move_costs(ModelShape.of(self._model.config), *rates, pool.dtype.itemsize)
 
 
 def _last_of(fields: Fields, rows: str) -> Tensor:

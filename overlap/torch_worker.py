@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,16 @@ class TorchWorker(TorchSteps):
 
         why = "there is a CUDA device: --device cuda" if cuda_is_there() else "no CUDA device"
         return f"CPU with {torch.get_num_threads()} threads ({why})"
+
+    def _rates(self, pool: Tensor) -> tuple[float, float]:
+        from gapless.overlap.cpu_rates import page_copy_rate, product_rate
+
+        return page_copy_rate(pool), product_rate(self._ops, pool.dtype)
+
+    def _host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.empty(shape, dtype=dtype)  # what is never touched costs nothing
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         from gapless.runtime.model.sampler import sample

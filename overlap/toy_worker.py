@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.overlap.page_copies import host_pages
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.plan import DeviceInfo, Plan
-from gapless.runtime.model.toy import ToyKnobs, ToyModel
+from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
+from gapless.runtime.model.toy import ENTRY_BYTES, ToyKnobs, ToyModel
 
 CONTEXT_LENGTH = 4096
 POOL_TOKENS = 1 << 16
+# Moving a request's KV out and in takes 2 ns a token, computing it 0.5 ns a pair: moving is cheaper from 8 tokens on.
+COSTS = MoveCosts(kv_bytes=ENTRY_BYTES, link=8e9, flops=1e9, token_flops=0, pair_flops=0.5)
 
 
 class ToyWorker:
@@ -23,7 +26,10 @@ class ToyWorker:
         context = config.context_length or CONTEXT_LENGTH
         pages = (config.max_total_tokens or POOL_TOKENS) // config.page_size
         columns = -(-context // config.page_size)
-        self.model = ToyModel(self._knobs, pages, config.page_size, config.max_running_requests, columns)
+        host = host_pages(config, ENTRY_BYTES * config.page_size, self._knobs.host_pages or pages)
+        self.model = ToyModel(
+            self._knobs, pages, config.page_size, config.max_running_requests, columns, host_pages=host
+        )
         return DeviceInfo(
             description="toy model (a test double on the CPU)",
             dtype="uint64",
@@ -34,6 +40,8 @@ class ToyWorker:
             load_seconds=0.0,
             attention_backend="toy",
             architecture="toy",
+            host_pages=host,
+            costs=COSTS,
         )
 
     def sample_late(self, plan: Plan) -> NDArray[np.int64]:

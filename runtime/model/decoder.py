@@ -54,13 +54,9 @@ class Decoder:
         # Loaded again where it is tied, since a packed weight belongs to its Linear; pages of the file are shared.
         self._head = ops.pack_linear(build.matrix("token_embd" if config.tied_head else "output"))
 
-    def new_cache(self, pages: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
-        shape = (pages, page_size, self.config.num_kv_heads, self.config.head_dim)
-
-        def pages_of_zeros() -> Tensor:
-            return torch.zeros(shape, dtype=self._dtype, device=self._device)
-
-        return [(pages_of_zeros(), pages_of_zeros()) for _ in self._layers]
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        shape = (len(self._layers), 2, pages, page_size, self.config.num_kv_heads, self.config.head_dim)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def forward(self, ids: Tensor, cache: list[tuple[Tensor, Tensor]], batch: StepBatch) -> Tensor:
         config, ops, eps = self.config, self._ops, self.config.norm_eps

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 class Model(Protocol):
     config: ModelConfig
 
-    def new_cache(self, pages: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
-        """One (k, v) pair a layer, each [pages, page_size, Hkv, D], zeroed."""
+    def new_cache(self, pages: int, page_size: int) -> Tensor:
+        """[layers, 2, pages, page_size, Hkv, D], zeroed: each layer's K and V; one tensor, so that one operation can
+        copy a page of all layers."""
         ...
 
     def forward(self, ids: Tensor, cache: list[tuple[Tensor, Tensor]], batch: StepBatch) -> Tensor:
-        """int64 ids [T] to the final, normed hidden states [T, N]; writes the KV of every token."""
+        """int64 ids [T] to the final, normed hidden states [T, N]; writes the KV of every token.
+
+        `cache` has the K and V of each layer, as `new_cache` made them.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

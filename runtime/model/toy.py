@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapless.runtime.core.errors import ConfigError
-from gapless.runtime.core.plan import I32, Plan
+from gapless.runtime.core.plan import I32, Copy, Plan
 from gapless.runtime.core.random import mix
 
 U64 = NDArray[np.uint64]
 Ids = NDArray[np.int64]
+ENTRY_BYTES = np.dtype(np.uint64).itemsize  # of one token in the pool
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ToyKnobs:
     vocab_size: int = 512
     eos: int = 256
     seed: int = 0  # other seeds are other models
+    host_pages: int = 0  # the most pages of host memory, where pages are swapped; 0: as many as the pool has
 
     @classmethod
     def parse(cls, text: str) -> ToyKnobs:
@@ -57,11 +59,19 @@ class ToyModel:
     """Runs plans with numpy. `pages` are numbered from 1; `slots` likewise."""
 
     def __init__(
-        self, knobs: ToyKnobs, pages: int, page_size: int, slots: int, pages_per_request: int
+        self,
+        knobs: ToyKnobs,
+        pages: int,
+        page_size: int,
+        slots: int,
+        pages_per_request: int,
+        host_pages: int = 0,
     ) -> None:
         self.knobs = knobs
         self._page_size = page_size
         self._pool: U64 = np.zeros((pages + 1) * page_size, np.uint64)
+        device, host = self._pool.reshape(-1, page_size), np.zeros((host_pages + 1, page_size), np.uint64)
+        self._ends = {"page": (device, device), "out": (device, host), "in": (host, device)}
         self._table = np.full((slots + 1, pages_per_request), -1, np.int32)
         self._future = np.full(slots + 1, -1, np.int64)
         self._kept = np.zeros((slots + 1, 1), np.uint64)  # histories that wait for late sampling
@@ -73,10 +83,12 @@ class ToyModel:
         return self._pool[places]
 
     def sample_late(self, plan: Plan) -> Ids:
-        """Applies the plan's page-table changes; then ids for plan.late, from the histories that were kept."""
+        """Copies pages, applies the page-table changes, then gives ids for plan.late from histories that were kept."""
         knobs = self.knobs
         if knobs.late_reads and knobs.delay_ms:
             time.sleep(knobs.delay_ms / 1000)
+        for copy in plan.copies:
+            self._carry_out(copy)
         self._table[plan.table[0], plan.table[1]] = plan.table[2]
         rows = zip(plan.late.slots.tolist(), plan.late.output_index.tolist(), plan.late_masks, strict=True)
         sampled = [_allowed(self._choose(self._kept[slot], index), mask) for slot, index, mask in rows]
@@ -100,6 +112,14 @@ class ToyModel:
         if self.forwards == knobs.raise_at_step:
             raise RuntimeError(f"the toy model was told to fail at step {self.forwards}")
         return sampled
+
+    def _carry_out(self, copy: Copy) -> None:
+        source, target = self._ends[copy.kind]
+        assert copy.source.min(initial=1) > 0 and copy.target.min(initial=1) > 0, "pages count from 1"
+        assert len(np.unique(copy.target)) == len(copy.target), "a copy has one target twice"
+        if source is target:
+            assert not np.isin(copy.source, copy.target).any(), "a copy reads a page that it writes"
+        target[copy.target] = source[copy.source]
 
     def _history(self, plan: Plan, row: int) -> U64:
         """What stands for the row's logits: the sum of its entries, read through the page table. [1]"""

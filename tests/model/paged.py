@@ -19,7 +19,7 @@ class PagedRun:
         order = torch.randperm(total, generator=torch.Generator().manual_seed(7)).int()
         self.page_table = order.view(-1, pages)  # the first slot stays unused
         self.slots = {name: len(prompts) - i for i, name in enumerate(prompts)}
-        self.cache = model.new_cache(total, page_size)
+        self.cache = [(k, v) for k, v in model.new_cache(total, page_size)]
         self.done = dict.fromkeys(prompts, 0)
 
     def step(self, counts: dict[str, int]) -> dict[str, Tensor]:

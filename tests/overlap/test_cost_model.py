@@ -7,12 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gapless.overlap.cost_model import LAUNCH_S, PROFILES, SHAPES, CostModel, DeviceProfile, shape_named
+from gapless.overlap.cost_model import (
+    LAUNCH_S,
+    PROFILES,
+    SHAPES,
+    CostModel,
+    DeviceProfile,
+    move_costs,
+    shape_named,
+)
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.plan import Copy, MoveCosts
 
 
-def plan(new, kv_len, sampled=None):
+def plan(new, kv_len, sampled=None, copies=()):
     """Rows with `new` tokens each that end at `kv_len`; `sampled` of them give logits, by default all."""
     return SimpleNamespace(
         ids=np.zeros(sum(new), np.int32),
@@ -20,6 +29,7 @@ def plan(new, kv_len, sampled=None):
         kv_len=np.array(kv_len, np.int32),
         sample_rows=np.arange(len(new) if sampled is None else sampled),
         held_rows=np.arange(0),
+        copies=copies,
     )
 
 
@@ -75,13 +85,44 @@ def test_pairs_and_positions_are_those_that_a_mask_would_count(window):
 
 
 def test_long_contexts_do_not_overflow():
-    device = DeviceProfile(flops=1.0, bandwidth=float("inf"))
+    device = DeviceProfile(flops=1.0, bandwidth=float("inf"), link=1.0)
     seconds = CostModel(device, SHAPES["llama-3-70b"])(plan([100_000], [1_000_000]))
     assert seconds > 80 * 4 * 64 * 128 * 100_000 * 900_000
 
 
 def test_a_step_without_rows_costs_a_launch():
     assert CostModel(PROFILES["H200"], SHAPES["llama-3-8b"])(plan([], [])) == LAUNCH_S
+
+
+def copy(kind, count):
+    return Copy(kind, np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int32))
+
+
+def test_copied_pages_take_the_time_of_the_link_or_of_the_memory_before_the_step():
+    shape, page_bytes = SHAPES["llama-3-8b"], 32 * 2 * 32 * 8 * 128 * 2
+    cost = CostModel(PROFILES["A100"], shape, page_size=32)
+    copies = (copy("out", 3), copy("page", 5), copy("in", 4))
+    seconds = page_bytes * (7 / 32e9 + 2 * 5 / 2.039e12)
+    for new, kv_len in (([1, 1], [1000, 3000]), ([], [])):
+        more = cost(plan(new, kv_len, copies=copies)) - cost(plan(new, kv_len))
+        assert more == pytest.approx(seconds, rel=1e-9)
+
+
+def test_what_moving_and_computing_a_token_cost():
+    costs = move_costs(SHAPES["gemma-3-270m"], link=5e9, flops=1e11, value_bytes=4)
+    assert costs == MoveCosts(
+        kv_bytes=18 * 2 * 1 * 256 * 4,
+        link=5e9,
+        flops=1e11,
+        token_flops=2 * 18 * (640 * 256 * (4 + 1 + 1 + 4) + 3 * 640 * 2048),
+        pair_flops=18 * 4 * 4 * 256,
+    )
+
+
+def test_on_a_gpu_moving_a_prompt_is_cheaper_than_computing_it_again():
+    for device in PROFILES.values():
+        costs = move_costs(SHAPES["llama-3-8b"], device.link, device.flops)
+        assert 2 * costs.kv_bytes / costs.link < costs.token_flops / costs.flops
 
 
 def test_a_model_s_own_config_is_a_shape(tmp_path):

@@ -1,0 +1,72 @@
+"""Carries out the page copies of plans: within the device's pool, and between it and host memory.
+
+Host memory holds pages that a preempted request will want again (as vLLM's swap space does: Kwon et al., "Efficient
+Memory Management for Large Language Model Serving with PagedAttention", 2023, section 4.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.plan import Copy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GIB = 1 << 30
+
+
+def host_pages(config: ServerConfig, page_bytes: int, most: int) -> int:
+    """How many pages of host memory there are: as --swap-space says, but at most `most`; 0 where nothing is swapped.
+
+    Raises ConfigError naming --swap-space where that is less than a page.
+    """
+    if config.preemption == "recompute":
+        return 0
+    pages = int(min(config.swap_space * _GIB / page_bytes, most))
+    if pages < 1:
+        raise ConfigError(
+            f"--swap-space {config.swap_space} GiB holds less than one KV page of {page_bytes} bytes, "
+            f"which --preemption {config.preemption} needs",
+            param="swap_space",
+        )
+    return pages
+
+
+class PagePools:
+    """The pages of a device and those of host memory.
+
+    On CUDA every copy is enqueued in the stream in use and none waits for the device, if host memory is pinned: torch
+    brings a page together on the device first, in memory that belongs to that stream.
+    """
+
+    def __init__(self, device: Tensor, host: Tensor | None) -> None:
+        """`device` is [layers, 2, pages, page_size, Hkv, D]; `host` is [pages, layers, 2, page_size, Hkv, D].
+
+        There is no host page 0: page p is host[p - 1].
+        """
+        self.device = device
+        self._host = host
+        on_device, on_host = self._on_device, self._on_host
+        self._ends = {"page": (on_device, on_device), "out": (on_device, on_host), "in": (on_host, on_device)}
+
+    @property
+    def host_pages(self) -> int:
+        return 0 if self._host is None else len(self._host)
+
+    def carry_out(self, copies: Iterable[Copy]) -> None:
+        """In this order."""
+        for copy in copies:
+            read, write = self._ends[copy.kind]
+            for source, target in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+                write(target).copy_(read(source), non_blocking=True)
+
+    def _on_device(self, page: int) -> Tensor:
+        return self.device[:, :, page]
+
+    def _on_host(self, page: int) -> Tensor:
+        assert self._host is not None and page > 0, f"there is no host page {page}"
+        return self._host[page - 1]

@@ -91,7 +91,7 @@ class HeaviestBranch(Generic[W]):
 
 
 def depth_first(requests: Sequence[W]) -> list[W]:
-    """The requests in the order of their prompts' trie. Costs O(n log n) and holds DEPTH tokens of each meanwhile.
+    """The requests, one at least, in the order of their prompts' trie. Holds DEPTH tokens of each meanwhile.
 
     Sorted by their bytes, all that share a prefix are neighbours. So one pass builds the trie bottom up: `forks` is the
     path from the root to the fork at hand, with the branches done so far.
@@ -106,7 +106,7 @@ def depth_first(requests: Sequence[W]) -> list[W]:
         if not forks or forks[-1][0] < depth:
             forks.append((depth, []))
         forks[-1][1].append(branch)
-    return _joined(forks[0][1])[2] if forks else []
+    return _joined(forks[0][1])[2]
 
 
 def _joined(branches: list[Branch[W]]) -> Branch[W]:

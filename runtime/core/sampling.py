@@ -72,11 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, neutral in _NOT_YET.items():
             if name in given and not _is_neutral(given[name], neutral):
                 raise RequestError(f"{name} is not supported yet", param=f"{prefix}.{name}")
-        values = {
-            f.name: _check(f.name, given[f.name], prefix)
-            for f in msgspec.structs.fields(cls)
-            if f.name in given
-        }
+        names = cls.__struct_fields__
+        values = {name: _check(name, given[name], prefix) for name in names if name in given}
         params = cls(**values)
         if params.min_new_tokens > params.max_new_tokens:
             raise RequestError(

@@ -23,7 +23,7 @@ _CHECK_SECONDS = 0.5  # between two looks at the engine's health while it owes a
 
 @dataclass(frozen=True, slots=True)
 class FlushResult:
-    """Whether the cache was flushed: also the truth value of it. `pages` were freed."""
+    """Whether the cache was flushed, which is its truth value, too; `pages` counts those freed."""
 
     success: bool
     message: str
@@ -51,7 +51,7 @@ class Flusher:
             answer = await self._ask_while_empty()
             if answer.done:
                 return FlushResult(
-                    True, f"the cache was flushed: {answer.pages} pages are free", answer.pages
+                    True, f"the cache was flushed: {answer.pages} pages were freed", answer.pages
                 )
             if asyncio.get_running_loop().time() >= deadline:
                 return FlushResult(False, _refusal(answer), 0)

@@ -20,7 +20,7 @@ def test_a_flush_at_rest(run: Any, in_process: Any, method: str) -> None:
             response = await task
             assert response.status_code == 200
             assert response.json() == {
-                "success": True, "message": "the cache was flushed: 7 pages are free", "pages": 7,
+                "success": True, "message": "the cache was flushed: 7 pages were freed", "pages": 7,
             }  # fmt: skip
 
     run(test())

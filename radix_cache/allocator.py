@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]
+_TAKEN = np.int32(-1).tobytes()
 
 
 class PageAllocator:
@@ -20,37 +21,37 @@ class PageAllocator:
         self.total = pages
         self._stack: Pages = np.arange(pages, 0, -1, dtype=np.int32)
         self._free = pages
-        self._is_free = np.ones(pages + 1, dtype=bool)  # page 0 is refused like a free one
-        self._place = np.zeros(pages + 1, np.int32)  # scratch: where a page stands in what is given back
+        self._order = np.arange(pages, dtype=np.int32)
+        self._mark = np.zeros(pages + 1, np.int32)  # -1: taken; page 0 is refused like a free one
 
     @property
     def free_pages(self) -> int:
         return self._free
 
     def take(self, count: int) -> Pages:
-        """`count` pages; the caller has made sure that there are as many."""
-        assert count <= self._free, f"asked for {count} pages of {self._free} free ones"
+        """`count` pages, int32; the caller has made sure that there are as many."""
+        assert 0 <= count <= self._free, f"asked for {count} pages of {self._free} free ones"
         self._free -= count
         pages = self._stack[self._free : self._free + count][::-1].copy()
-        self._is_free[pages] = False
+        self._mark[pages] = -1
         return pages
 
     def give_back(self, pages: Pages) -> None:
-        """Raises ValueError for a page that is free already, unknown, or named twice."""
+        """Raises ValueError, and changes nothing, for a page that is free already, unknown, or named twice."""
         count = pages.size
         if not count:
             return
+        index = pages.view(np.uint32).astype(np.intp)  # a negative number becomes one beyond the pool
         try:
-            known = pages.view(np.uint32)  # so that a negative number is out of range
-            refused = int(np.count_nonzero(self._is_free[known]))
+            taken = self._mark.take(index).tobytes() == _TAKEN * count
         except IndexError:
-            refused = count
-        if refused:
+            taken = False
+        if not taken:
             raise ValueError(f"pages {pages[:8].tolist()}... are free already or not of this pool")
-        order = np.arange(count, dtype=np.int32)
-        self._place[pages] = order
-        if np.count_nonzero(self._place[pages] != order):
+        order = self._order[:count]
+        self._mark[index] = order  # of a page named twice only the last place stays
+        if self._mark.take(index).tobytes() != order.tobytes():
+            self._mark[index] = -1
             raise ValueError(f"a page is named twice in {pages[:8].tolist()}...")
-        self._is_free[pages] = True
-        self._stack[self._free : self._free + pages.size] = pages
-        self._free += pages.size
+        self._stack[self._free : self._free + count] = pages
+        self._free += count

@@ -1,161 +1,179 @@
 """A radix tree over pages of token ids (the RadixAttention of SGLang, Zheng et al. 2024).
 
-A node holds a run of whole pages: their token ids and the numbers of the KV pages that keep them. Matching never
-changes the tree; locking splits a node where a match ends inside it. A locked node protects the whole path to
-its root. Sizes are counted in pages.
+A node holds a run of whole pages: their token ids and the numbers of the KV pages that keep them, both as bytes, so
+that a whole node is compared or copied by one call. Matching never changes the tree; locking and inserting split a node
+where a match ends inside it. A locked node protects the whole path to its root. Sizes are counted in pages.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapless.radix_cache.namespace import Namespace
+from gapless.radix_cache.eviction import STRATEGIES
 
 Ids = NDArray[np.int32]
 Pages = NDArray[np.int32]
-_NONE = np.empty(0, np.int32)
+# Is given the namespace, the ids of the path that ends with the node, and the node's own pages (the last of the path).
+OnEvict = Callable[[Hashable, Ids, Pages], None]
+ID_BYTES = 4  # an id or a page number is an int32
 
 
 class Node:
-    """`ids` has page_size entries for each entry of `pages`; `children` are keyed by the bytes of their first page."""
+    """The pages `begin` to `end` of a path; `children` are keyed by the bytes of their first page."""
 
     __slots__ = (
         "alive",
+        "begin",
         "children",
-        "ids",
-        "last_use",
+        "end",
+        "key",
+        "level",
         "locks",
         "namespace",
-        "pages",
+        "newest",
         "parent",
-        "queued",
-        "serial",
+        "priority",
+        "uses",
+        "value",
     )
 
-    def __init__(self, ids: Ids, pages: Pages, parent: Node | None, serial: int) -> None:
-        self.ids, self.pages, self.parent, self.serial = ids, pages, parent, serial
+    def __init__(self, key: bytes, value: bytes, parent: Node | None, begin: int) -> None:
+        self.key, self.value = key, value  # token ids, page numbers
+        self.begin, self.end = begin, begin + len(value) // ID_BYTES
+        self.parent = parent
         self.children: dict[bytes, Node] = {}
-        self.namespace = Namespace()  # of a root
-        self.locks = 0
-        self.last_use = 0
-        self.alive = True
-        self.queued = False  # it has its one entry in the eviction heap
+        self.namespace: Hashable = None  # of a root
+        self.alive = True  # not evicted
+        self.locks = 0  # its own, and one for each child that has any
+        # What eviction goes by; none is less than in a child.
+        self.uses = 1  # requests: the one that brought it, and those that matched it
+        self.priority = 0  # the highest of these requests
+        self.newest = 0  # when the newest node on a path through it was made
+        self.level = 0  # belongs to the eviction strategy
+
+    @property
+    def pages(self) -> Pages:
+        return np.frombuffer(self.value, np.int32)
 
 
-@dataclass(frozen=True)
 class Match:
-    """The longest cached prefix: the path down to `node`, of which `used` pages match; `pages` along all the path."""
+    """The longest cached prefix: `length` pages on the path that ends with `node`, of which `used` match."""
 
-    node: Node
-    used: int
-    pages: Pages
+    __slots__ = ("_pages", "length", "node", "used", "values")
+
+    def __init__(self, node: Node, length: int, values: list[bytes]) -> None:
+        self.node, self.length = node, length
+        self.used = length - node.begin
+        self.values = values  # the page numbers in pieces
+        self._pages: Pages | None = None
+
+    @property
+    def pages(self) -> Pages:
+        """The matched pages, [length], read-only. They are what they were when the match was made."""
+        if self._pages is None:
+            self._pages = np.frombuffer(b"".join(self.values), np.int32)
+        return self._pages
 
 
 class RadixTree:
-    def __init__(self, page_size: int) -> None:
+    """A namespace is anything that can be a key of a dictionary; namespaces share nothing."""
+
+    def __init__(self, page_size: int, eviction: str = "lru", on_evict: OnEvict | None = None) -> None:
+        """`eviction` names one of `STRATEGIES`. `on_evict` is called for each node before its pages are free."""
         self.page_size = page_size
         self.evictable = 0  # pages of unlocked nodes
         self.protected = 0  # pages of locked nodes
-        self._roots: dict[Namespace, Node] = {}  # of the namespaces that hold pages
-        self._nowhere = Node(_NONE, _NONE, None, 0)  # where a match in any other namespace ends
-        self._clock = 0
-        self._serial = 0
-        # Each unlocked leaf has one entry (last use when queued, serial, node). A touch does not move the entry: it
-        # is queued again when it comes up with an outdated time; what is no longer evictable is dropped then.
-        self._heap: list[tuple[int, int, Node]] = []
+        self.insertions = 0  # inserts that added pages
+        self._page_bytes = page_size * ID_BYTES
+        self._unlocked = STRATEGIES[eviction]()
+        self._on_evict = on_evict
+        self._roots: dict[Hashable, Node] = {}  # of the namespaces that hold pages
+        self._nowhere = Node(b"", b"", None, 0)  # where a match in any other namespace ends
 
-    def match(self, ids: Ids, namespace: Namespace) -> Match:
+    def match(self, ids: Ids, namespace: Hashable) -> Match:
         """The longest prefix of `ids`, in whole pages, that the namespace holds."""
-        node, position, found = self._roots.get(namespace, self._nowhere), 0, []
-        size, end = self.page_size, len(ids) - len(ids) % self.page_size
-        used = 0
-        while position < end:
-            child = node.children.get(ids[position : position + size].tobytes())
-            if child is None:
-                break
+        data, at, page_bytes = ids.tobytes(), 0, self._page_bytes
+        node, values = self._roots.get(namespace, self._nowhere), []
+        while (child := node.children.get(data[at : at + page_bytes])) is not None:
             node = child
-            used = self._common_pages(node, ids[position:end])
-            found.append(node.pages[:used])
-            position += used * size
-            if used < len(node.pages):
-                break
-        return Match(node, used, np.concatenate(found) if found else _NONE)
+            if not data.startswith(node.key, at):
+                used = self._common_pages(node.key, data, at)
+                values.append(node.value[: used * ID_BYTES])
+                return Match(node, node.begin + used, values)
+            values.append(node.value)
+            at += len(node.key)
+        return Match(node, node.end, values)
 
-    def lock(self, match: Match) -> Node:
-        """Protects the matched pages until `unlock` of the node that is returned; they count as used now."""
-        node = match.node
-        if node.parent is not None and match.used < len(node.pages):
-            node = self._split(node, match.used)
+    def lock(self, match: Match, priority: int = 0) -> Node:
+        """Protects the matched pages until `unlock` of the node that is returned; they count as used once more."""
+        node = self._end_of(match)
         self.lock_node(node)
+        self._mark(node, 1, 0, priority)
         return node
 
     def lock_node(self, node: Node) -> None:
-        self._clock += 1
-        step: Node | None = node
-        while step is not None:
-            if step.locks == 0 and step.parent is not None:
-                self.evictable -= len(step.pages)
-                self.protected += len(step.pages)
+        """Protects the path that ends with the node once more; nothing counts as used."""
+        step = node
+        while True:
             step.locks += 1
-            step.last_use = self._clock
+            if step.locks > 1 or step.parent is None:
+                return
+            self.evictable -= step.end - step.begin
+            self.protected += step.end - step.begin
+            self._unlocked.remove(step)
             step = step.parent
 
     def unlock(self, node: Node) -> None:
-        step: Node | None = node
-        while step is not None:
+        """Undoes one `lock` or `lock_node`: what nothing else protects is the most recently used now."""
+        step = node
+        while True:
             assert step.locks > 0, "unlock without lock"
             step.locks -= 1
-            if step.locks == 0 and step.parent is not None:
-                self.evictable += len(step.pages)
-                self.protected -= len(step.pages)
-                self._queue(step)
+            if step.locks or step.parent is None:
+                return
+            self.evictable += step.end - step.begin
+            self.protected -= step.end - step.begin
+            self._unlocked.add(step)
             step = step.parent
 
-    def insert(self, ids: Ids, pages: Pages, namespace: Namespace) -> tuple[Node, Pages]:
+    def insert(self, ids: Ids, pages: Pages, namespace: Hashable, priority: int = 0) -> tuple[Node, Pages]:
         """Adds `ids` (whole pages) kept in `pages`; returns the last node and the tree's own pages for all of `ids`.
 
         Where the tree had a prefix already, its pages win: the caller still owns those of `pages` that differ
-        from the ones returned.
+        from the ones returned, which are read-only.
         """
-        if namespace not in self._roots:
-            root = self._roots[namespace] = self._new_node(_NONE, _NONE, None)
-            root.namespace = namespace
+        assert len(ids) == len(pages) * self.page_size and ids.dtype == pages.dtype == np.int32
         found = self.match(ids, namespace)
-        held = len(found.pages)
-        node = found.node
-        if node.parent is not None and found.used < len(node.pages):
-            node = self._split(node, found.used)
-        self._clock += 1
-        node.last_use = self._clock
-        if held == len(pages):
-            return node, found.pages
-        child = self._new_node(ids[held * self.page_size :].copy(), pages[held:].copy(), node)
-        child.last_use = self._clock
-        node.children[self._edge(child)] = child
-        self.evictable += len(child.pages)
-        self._queue(child)
-        return child, np.concatenate([found.pages, child.pages])
+        if found.length == len(pages):
+            node = self._end_of(found)
+            self.lock_node(node)
+            self._mark(node, 0, 0, priority)
+        else:
+            node = self._add(found, ids, pages, namespace)
+            node.priority = priority
+            self._mark(node, 0, self.insertions, priority)
+        self.unlock(node)
+        return node, found.pages
 
     def evict(self, count: int) -> Pages:
-        """Removes unlocked leaves, least recently used first, until at least `count` pages are free or none is left."""
-        freed: list[Pages] = []
-        while count > 0 and self._heap:
-            stamp, _, node = heapq.heappop(self._heap)
-            node.queued = False
-            if not self._is_evictable(node):
-                continue
-            if stamp != node.last_use:
-                self._queue(node)
-                continue
-            freed.append(node.pages)
-            count -= len(node.pages)
+        """Removes unlocked leaves, as the strategy has it, until at least `count` pages are free or none is left.
+
+        Returns the pages of what was removed: less than one leaf more than `count`.
+        """
+        freed: list[bytes] = []
+        count = min(count, self.evictable)
+        while count > 0:
+            node = self._unlocked.pop()
+            assert node is not None and not node.children, "the order of eviction is broken"
+            if self._on_evict is not None:
+                self._on_evict(*self._path(node), node.pages)
+            freed.append(node.value)
+            count -= node.end - node.begin
             self._remove(node)
-        return np.concatenate(freed) if freed else _NONE
+        return np.frombuffer(b"".join(freed), np.int32)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes with pages, for checks."""
@@ -166,46 +184,84 @@ class RadixTree:
             if node.parent is not None:
                 yield node
 
-    def _new_node(self, ids: Ids, pages: Pages, parent: Node | None) -> Node:
-        self._serial += 1
-        return Node(ids, pages, parent, self._serial)
+    def _common_pages(self, key: bytes, data: bytes, at: int) -> int:
+        """In how many first pages `key` agrees with `data` from byte `at` on."""
+        count = min(len(key), len(data) - at) // ID_BYTES
+        differ = np.frombuffer(key, np.int32, count) != np.frombuffer(data, np.int32, count, at)
+        first = int(differ.argmax())
+        return (first if differ[first] else count) // self.page_size
 
-    def _edge(self, node: Node) -> bytes:
-        return node.ids[: self.page_size].tobytes()
+    def _end_of(self, match: Match) -> Node:
+        """The node with which the matched pages end, made by a split where there is none."""
+        node = match.node
+        assert node.alive, "what was matched is evicted"
+        while node.begin >= match.length and node.parent is not None:  # it was split since the match
+            node = node.parent
+        return self._split(node, match.length) if match.length < node.end else node
 
-    def _common_pages(self, node: Node, ids: Ids) -> int:
-        length = min(len(node.ids), len(ids))
-        equal = node.ids[:length] == ids[:length]
-        first_difference = int(equal.argmin()) if length else 0
-        if length and equal[first_difference]:
-            first_difference = length
-        return first_difference // self.page_size
+    def _split(self, lower: Node, end: int) -> Node:
+        """Makes the part of a node up to page `end` of its path its parent, which the caller locks at once.
 
-    def _split(self, lower: Node, used: int) -> Node:
-        """Cuts a node after `used` pages. The lower part stays the same object, so that who locked it need not know."""
-        assert lower.parent is not None
-        cut = used * self.page_size
-        upper = self._new_node(lower.ids[:cut], lower.pages[:used], lower.parent)
-        upper.locks, upper.last_use = lower.locks, lower.last_use
-        lower.parent.children[self._edge(upper)] = upper
-        lower.ids, lower.pages, lower.parent = lower.ids[cut:], lower.pages[used:], upper
+        The lower part stays the same object, so that who locked it need not know.
+        """
+        parent, pages = lower.parent, end - lower.begin
+        assert parent is not None
+        cut = pages * self._page_bytes
+        upper = Node(lower.key[:cut], lower.value[: pages * ID_BYTES], parent, lower.begin)
+        upper.uses, upper.priority, upper.newest = lower.uses, lower.priority, lower.newest
+        parent.children[self._edge(upper)] = upper
+        lower.key, lower.value = lower.key[cut:], lower.value[pages * ID_BYTES :]
+        lower.begin, lower.parent = end, upper
         upper.children[self._edge(lower)] = lower
+        if lower.locks:
+            upper.locks = 1
+        else:
+            self._unlocked.add(upper)  # behind its parent, until it is locked
         return upper
 
-    def _is_evictable(self, node: Node) -> bool:
-        return node.alive and node.locks == 0 and not node.children and node.parent is not None
+    def _add(self, found: Match, ids: Ids, pages: Pages, namespace: Hashable) -> Node:
+        """A new node for all that was not found; it is locked, and its value is added to the match's."""
+        parent = self._end_of(found)
+        if parent is self._nowhere:
+            parent = self._roots[namespace] = Node(b"", b"", None, 0)
+            parent.namespace = namespace
+        self.lock_node(parent)  # this lock stands for the child's
+        key = ids[found.length * self.page_size :].tobytes()
+        node = Node(key, pages[found.length :].tobytes(), parent, found.length)
+        node.locks = 1
+        parent.children[self._edge(node)] = node
+        found.values.append(node.value)
+        self.protected += node.end - node.begin
+        self.insertions += 1
+        return node
 
-    def _queue(self, node: Node) -> None:
-        if not node.queued and self._is_evictable(node):
-            node.queued = True
-            heapq.heappush(self._heap, (node.last_use, node.serial, node))
+    def _mark(self, node: Node, uses: int, newest: int, priority: int) -> None:
+        """Notes a use in the whole path, which is locked."""
+        step: Node | None = node
+        while step is not None:
+            step.uses += uses
+            if priority > step.priority:
+                step.priority = priority
+            if newest > step.newest:
+                step.newest = newest
+            step = step.parent
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         node.alive = False
-        self.evictable -= len(node.pages)
+        self.evictable -= node.end - node.begin
         del parent.children[self._edge(node)]
         if parent.parent is None and not parent.children:
             del self._roots[parent.namespace]  # a client's many namespaces leave nothing behind
-        self._queue(parent)
+
+    def _edge(self, node: Node) -> bytes:
+        return node.key[: self._page_bytes]
+
+    def _path(self, node: Node) -> tuple[Hashable, Ids]:
+        """The namespace, and the ids of the path that ends with the node."""
+        keys = [node.key]
+        while node.parent is not None:
+            node = node.parent
+            keys.append(node.key)
+        return node.namespace, np.frombuffer(b"".join(reversed(keys)), np.int32)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from fake_cuda import FakeEvent, FakeStream, FakeStreams
+from fake_cuda import FakeEvent, FakeStream, FakeStreams, Steps, fake_device
+from hand_plans import copy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,11 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from gapless.bench.in_process import InProcess
 from gapless.bench.random_model import TINY, write_random_model
-from gapless.kernels.batched import BatchedOps
 from gapless.overlap import cuda_pipeline
-from gapless.overlap.cuda import CUDADevice, cuda_device
+from gapless.overlap.cuda import cuda_device
 from gapless.overlap.cuda_pipeline import Pipeline, _last_wins
-from gapless.overlap.cuda_steps import CUDASteps
 from gapless.overlap.cuda_streams import cuda_is_there
 from gapless.overlap.device import CPUDevice, Device
 from gapless.overlap.torch_worker import TorchWorker
@@ -63,29 +63,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Steps(CUDASteps):
-    """CUDASteps on another device of torch's."""
-
-    kind = "cpu"
-
-    def __init__(self, config: ServerConfig) -> None:
-        super().__init__(config, wrap_ops=lambda ops: BatchedOps())
-        self.log: list[tuple[str, Any]] = []
-
-    def _open(self) -> torch.device:
-        return torch.device(self.kind)
-
-    def _choose_dtype(self, asked: str) -> tuple[torch.dtype, str]:
-        return torch.float32, "float32"
-
-    def _describe(self) -> str:
-        return f"{self.kind} in place of CUDA"
-
-    def tokens(self, plan: Plan, fields: Any) -> Tensor | None:
-        self.log.append(("forward", plan.step))
-        return super().tokens(plan, fields)
-
-
 class Everything:
     """A grammar that allows half of all ids, other ones each time."""
 
@@ -117,11 +94,6 @@ def options(checkpoint: str, **more: Any) -> ServerConfig:
         "chunked_prefill_size": 16,
     }
     return ServerConfig(**defaults | more)
-
-
-def fake_device(config: ServerConfig, streams: FakeStreams, steps: Steps | None = None) -> CUDADevice:
-    depth = (1 if config.disable_overlap_schedule else 2) * config.num_scheduler_steps
-    return CUDADevice(lambda depth: Pipeline(steps or Steps(config), lambda: streams, depth), depth)
 
 
 def outputs(config: ServerConfig, device: Device) -> list[list[int]]:
@@ -309,8 +281,8 @@ class StepsWithoutValues(Steps):
 
 
 def test_the_launch_path_never_waits_for_the_device(checkpoint: str) -> None:
-    """Every plan of a run, enqueued on a device whose tensors hold nothing."""
-    config = options(checkpoint)
+    """Every plan of a run and copies of pages, enqueued on a device whose tensors hold nothing."""
+    config = options(checkpoint, preemption="swap")
     plans: list[Plan] = []
     device = fake_device(config, FakeStreams())
     launch = device.launch
@@ -318,6 +290,8 @@ def test_the_launch_path_never_waits_for_the_device(checkpoint: str) -> None:
     outputs(config, device)
     assert any(plan.late.slots.size for plan in plans) and any(plan.sampling.adjusted for plan in plans)
     assert any(plan.chunks for plan in plans) and any(not plan.sampling.all_greedy for plan in plans)
+    copies = (copy("page", {1: 2}), copy("out", {1: 1, 2: 3}), copy("in", {1: 1, 3: 4}))
+    plans[0] = msgspec.structs.replace(plans[0], copies=copies)
     pipeline = Pipeline(StepsWithoutValues(config), FakeStreams, len(plans))
     pipeline.load()
     for place, plan in enumerate(plans):

@@ -1,19 +1,27 @@
 """Streams, events and pinned memory without a GPU, as late as CUDA may be: what was not waited for has not happened.
 
-Model operations run at once, in the compute stream's order. Copies run when somebody may rely on them: when the compute
-stream waits for their event, or when the host is told that the event has fired.
+Model operations run at once, in the compute stream's order. Copies in other streams run when somebody may rely on them:
+when the compute stream waits for their event, or when the host is told that the event has fired.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.kernels.batched import BatchedOps
+from gapless.overlap.cuda import CUDADevice
+from gapless.overlap.cuda_pipeline import Pipeline
+from gapless.overlap.cuda_steps import CUDASteps
+from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.plan import Plan
 
 POISON = -1234567
 
@@ -98,7 +106,8 @@ class FakeStreams:
     @contextmanager
     def use(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream
-        yield
+        with nullcontext() if stream.name == "compute" else Delayed(stream):
+            yield
         self.current = before
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -128,5 +137,56 @@ class FakeStreams:
         self.current.add(bring)
 
 
+class Delayed(TorchDispatchMode):
+    """torch's own copies in a stream: done when the stream comes to them, their targets poisoned until then."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.copy_.default:
+            return func(*args, **(kwargs or {}))
+        self.stream.add(lambda: void(func(*args)))
+        return args[0].fill_(POISON)
+
+
 def void(_: object) -> None:
     return
+
+
+class Steps(CUDASteps):
+    """CUDASteps on another device of torch's."""
+
+    kind = "cpu"
+
+    def __init__(self, config: ServerConfig) -> None:
+        super().__init__(config, wrap_ops=lambda ops: BatchedOps())
+        self.log: list[tuple[str, Any]] = []
+
+    def _open(self) -> torch.device:
+        return torch.device(self.kind)
+
+    def _choose_dtype(self, asked: str) -> tuple[torch.dtype, str]:
+        return torch.float32, "float32"
+
+    def _describe(self) -> str:
+        return f"{self.kind} in place of CUDA"
+
+    def _rates(self, pool: Tensor) -> None:
+        return None
+
+    def _host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.full(tuple(shape), POISON, dtype=dtype, device=self.kind)
+
+    def tokens(self, plan: Plan, fields: Any) -> Tensor | None:
+        self.log.append(("forward", plan.step))
+        return super().tokens(plan, fields)
+
+
+def fake_device(
+    config: ServerConfig, streams: FakeStreams, steps: Steps | None = None, depth: int = 0
+) -> CUDADevice:
+    """`depth` is the number of launches that may be in flight; 0: as many as the loop has."""
+    depth = depth or (1 if config.disable_overlap_schedule else 2) * config.num_scheduler_steps
+    return CUDADevice(lambda depth: Pipeline(steps or Steps(config), lambda: streams, depth), depth)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless.bench import offline, overhead, overlap
+from gapless.bench import cache, offline, overhead, overlap, shared_prefix
 
 
 def add_commands(commands: Any) -> None:
     """Adds one subcommand for each benchmark; each sets `run` and `parser` in its namespace."""
+    parser = commands.add_parser("cache", help="hit rates of the prefix cache beside the best possible")
+    cache.add_arguments(parser)
+    parser.set_defaults(run=cache.run, parser=parser)
     parser = commands.add_parser(
         "offline", help="throughput of the engine without HTTP, beside its matrix products'"
     )
@@ -24,3 +27,8 @@ def add_commands(commands: Any) -> None:
     )
     overlap.add_arguments(parser)
     parser.set_defaults(run=overlap.run, parser=parser)
+    parser = commands.add_parser(
+        "shared-prefix", help="what the prefix cache saves where prompts begin alike, with a real model"
+    )
+    shared_prefix.add_arguments(parser)
+    parser.set_defaults(run=shared_prefix.run, parser=parser)

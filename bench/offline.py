@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gapless.bench.profile import CHUNK, Profiler
+from gapless.bench.products import ProductTimes
+from gapless.bench.profile import Profiler
 from gapless.bench.report import envelope, write_json
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.options import add_options, config_from
@@ -66,23 +67,18 @@ def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
         engine = Engine(**config.public())
     vocabulary = profiler.info.vocab_size
     random = np.random.default_rng(parsed.seed)
-    products = {rows: [] for rows in sorted({count, CHUNK})}  # type: dict[int, list[tuple[float, float]]]
-
-    def measure_products() -> None:
-        for rows, seen in products.items():
-            seen.append(profiler.product_seconds(rows, repeats=5))
-
+    products = ProductTimes(profiler, count)
     runs: list[dict[str, float]] = []
     with engine:
         warm_up = random.integers(0, vocabulary, (count, input_len)).tolist()
         with progress("warming up"):
             generate(engine, warm_up, WARM_UP_TOKENS)
-        measure_products()
+        products.measure()
         for turn in range(parsed.repeat):
             prompts = random.integers(0, vocabulary, (count, input_len)).tolist()
             with progress(f"run {turn + 1} of {parsed.repeat}"):
                 runs.append(generate(engine, prompts, output_len))
-            measure_products()
+            products.measure()
     with progress("measuring the shares of the time"):
         shares = profiler.breakdown(prompts, output_len)
     limit = product_limit(products, count, input_len, output_len)
@@ -121,17 +117,13 @@ def generate(engine: Engine, prompts: list[list[int]], output_len: int) -> dict[
     }
 
 
-def product_limit(
-    products: dict[int, list[tuple[float, float]]], count: int, input_len: int, output_len: int
-) -> dict[str, Any]:
+def product_limit(products: ProductTimes, count: int, input_len: int, output_len: int) -> dict[str, Any]:
     """Tokens a second if a run were nothing but its matrix products, and the times that this comes from."""
-    body = {rows: statistics.median(b for b, _ in seen) for rows, seen in products.items()}
-    head = {rows: statistics.median(h for _, h in seen) for rows, seen in products.items()}
-    seconds = output_len * (body[count] + head[count]) + count * input_len / CHUNK * body[CHUNK]
+    medians = products.medians()
     return {
-        "output_throughput": count * output_len / seconds,
-        "body_ms": {str(rows): 1000 * value for rows, value in body.items()},
-        "head_ms": {str(rows): 1000 * value for rows, value in head.items()},
+        "output_throughput": count * output_len / products.run_seconds(count * input_len, output_len),
+        "body_ms": {str(rows): 1000 * body for rows, (body, _) in medians.items()},
+        "head_ms": {str(rows): 1000 * head for rows, (_, head) in medians.items()},
     }
 
 

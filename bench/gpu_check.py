@@ -4,8 +4,9 @@
     python bench/gpu_check.py --device cpu --quick the same script in seconds, to see that it runs
 
 Right: a tiny random model's greedy ids in float32 equal the CPU's, with and without overlap, for several page sizes and
-step counts. Fast: a random model of the shape of Llama 3.2 1B in bfloat16, with and without overlap. Waiting: the share
-of the time between steps, from their CUDA events, and the share without any kernel, from torch's profiler.
+step counts, and where a small pool preempts; KV pages that went to host memory and back are what they were. Fast: a
+random model of the shape of Llama 3.2 1B in bfloat16, with and without overlap, and copies of its pages. Waiting: the
+share of the time between steps, from their CUDA events, and the share without any kernel, from torch's profiler.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gapless.bench.in_process import InProcess
 from gapless.bench.random_model import ONE_BILLION, TINY, write_random_model
 from gapless.bench.report import envelope, write_json
 from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.plan import Copy
 from gapless.runtime.scheduler.main import make_device
 
 WRONG, NO_GPU = 1, 3
@@ -44,10 +46,11 @@ class Sizes:
     speed_output_len: int
     warm_up_steps: int  # before the profiler looks
     profiled_steps: int
+    copied_pages: int
 
 
-FULL = Sizes(8, 64, ONE_BILLION, (1, 64, 256), 128, 128, 16, 32)
-QUICK = Sizes(3, 8, TINY, (2,), 16, 8, 2, 3)
+FULL = Sizes(8, 64, ONE_BILLION, (1, 64, 256), 128, 128, 16, 32, 256)
+QUICK = Sizes(3, 8, TINY, (2,), 16, 8, 2, 3, 8)
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"disable_overlap_schedule": True},
@@ -55,6 +58,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"page_size": 64, "chunked_prefill_size": 48},
     {"num_scheduler_steps": 4},
     {"max_running_requests": 2, "max_num_batched_tokens": 64, "chunked_prefill_size": 32},
+    {"preemption": "swap", "max_total_tokens": 1024},
 ]
 
 
@@ -71,10 +75,12 @@ def main(arguments: list[str] | None = None) -> int:
     report = envelope("gpu_check", {"device": parsed.device, "quick": parsed.quick}, SEED)
     with tempfile.TemporaryDirectory() as directory:
         report |= check_ids(parsed.device, sizes, Path(directory))
+        report["copies"] = check_copies(parsed.device, sizes)
+        report["passed"] &= report["copies"]["passed"]
         report["speed"] = measure_speed(parsed.device, sizes, Path(directory))
     if parsed.json:
         write_json(parsed.json, report)
-    print("right" if report["passed"] else "WRONG: ids differ from the CPU's", flush=True)
+    print("right" if report["passed"] else "WRONG: ids or copied pages differ", flush=True)
     return 0 if report["passed"] else WRONG
 
 
@@ -98,6 +104,35 @@ def check_ids(device: str, sizes: Sizes, directory: Path) -> dict[str, Any]:
         checks.append({"options": options, "differing": differing, "drawn_equal_share": drawn_equal})
         print(f"ids with {options or 'the defaults'}: {'differ' if differing else 'equal'}", flush=True)
     return {"passed": not any(check["differing"] for check in checks), "ids": checks}
+
+
+def check_copies(device: str, sizes: Sizes) -> dict[str, Any]:
+    """Moves KV pages within the pool, to host memory and back; the rates are bytes/s, best of three."""
+    import torch
+
+    from gapless.overlap.page_copies import PagePools, copy_in_stream, copy_on_cpu
+
+    shape, count, on_gpu = sizes.shape, sizes.copied_pages, device == "cuda"
+    heads, dim = shape["num_key_value_heads"], shape["hidden_size"] // shape["num_attention_heads"]
+    layers, page = (shape["num_hidden_layers"], 2), (16, heads, dim)
+    pool = torch.randn((*layers, 3 * count, *page), dtype=torch.bfloat16, device=device)
+    host = torch.empty((count, *layers, *page), dtype=torch.bfloat16, pin_memory=on_gpu)
+    pools = PagePools(pool, host, copy_in_stream if on_gpu else copy_on_cpu)
+    first, on_host = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int32)[::-1] + 1
+    second, third = first + count, first + 2 * count
+    rates = {}
+    for copy in (Copy("out", first, on_host), Copy("in", on_host, second), Copy("page", second, third)):
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            pools.carry_out([copy])
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        rates[copy.kind] = host.nbytes / min(seconds)
+        print(f"pages {copy.kind}: {rates[copy.kind] / 1e9:.3g} GB/s", flush=True)
+    moved = [pool[:, :, start : start + count].equal(pool[:, :, :count]) for start in (count, 2 * count)]
+    return {"passed": all(moved), "page_bytes": host.nbytes // count, "bytes_per_s": rates}
 
 
 def measure_speed(device: str, sizes: Sizes, directory: Path) -> dict[str, Any]:

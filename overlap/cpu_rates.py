@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.ops import Ops
-from gapless.overlap.page_copies import PagePools
+from gapless.overlap.page_copies import PagePools, copy_on_cpu
 from gapless.runtime.core.plan import Copy
 
-_COPIED_BYTES = 16 << 20  # with its source as much as the caches of a large desktop CPU hold
-_ROWS, _WIDTH = 128, 1024  # of a product of 0.27 GFLOP
-_RUNS = 3  # the first one touches the memory
+_COPIED_BYTES = 8 << 20
+_ROWS, _WIDTH = 64, 1024  # of a product of 0.13 GFLOP
+_RUNS = 5  # the first one touches the memory
 
 
 def page_copy_rate(pool: Tensor) -> float:
@@ -31,7 +31,8 @@ def page_copy_rate(pool: Tensor) -> float:
     host = torch.zeros((count, layers, two, *page), dtype=pool.dtype)
     pages = np.arange(count, dtype=np.int32)
     copies = (Copy("out", pages, pages + 1),)
-    return count * page_bytes / _best(lambda: PagePools(device, host).carry_out(copies))
+    pools = PagePools(device, host, copy_on_cpu)
+    return count * page_bytes / _best(lambda: pools.carry_out(copies))
 
 
 def product_rate(ops: Ops, dtype: torch.dtype) -> float:

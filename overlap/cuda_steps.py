@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gapless.overlap.cost_model import PROFILES
+from gapless.overlap.page_copies import copy_in_stream
 from gapless.overlap.torch_steps import TorchSteps
 from gapless.runtime.core.plan import Sampling
 
@@ -61,6 +62,9 @@ class CUDASteps(TorchSteps):
         import torch
 
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+        copy_in_stream(target, source)
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         from gapless.runtime.model.sampler_batched import SamplingTensors, sample_batched

@@ -6,8 +6,10 @@ Memory Management for Large Language Model Serving with PagedAttention", 2023, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError
@@ -36,20 +38,35 @@ def host_pages(config: ServerConfig, page_bytes: int, most: int) -> int:
     return pages
 
 
-class PagePools:
-    """The pages of a device and those of host memory.
+def copy_in_stream(target: Tensor, source: Tensor) -> None:
+    """Enqueues the copy in the stream in use and does not wait for it, if what lies in host memory is pinned.
 
-    On CUDA every copy is enqueued in the stream in use and none waits for the device, if host memory is pinned: torch
-    brings a page together on the device first, in memory that belongs to that stream.
+    torch brings together what is not contiguous first, on the device, in memory that belongs to that stream.
     """
+    target.copy_(source, non_blocking=True)
 
-    def __init__(self, device: Tensor, host: Tensor | None) -> None:
+
+def copy_on_cpu(target: Tensor, source: Tensor) -> None:
+    """Copies on this thread alone.
+
+    For a page torch's team of threads is no faster, and where another process has one of its cores, each copy waits for
+    that core.
+    """
+    import torch
+
+    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+
+
+class PagePools:
+    """The pages of a device and those of host memory."""
+
+    def __init__(self, device: Tensor, host: Tensor | None, copy: Callable[[Tensor, Tensor], None]) -> None:
         """`device` is [layers, 2, pages, page_size, Hkv, D]; `host` is [pages, layers, 2, page_size, Hkv, D].
 
-        There is no host page 0: page p is host[p - 1].
+        There is no host page 0: page p is host[p - 1]. `copy` copies a page, [layers, 2, page_size, Hkv, D].
         """
         self.device = device
-        self._host = host
+        self._host, self._copy = host, copy
         on_device, on_host = self._on_device, self._on_host
         self._ends = {"page": (on_device, on_device), "out": (on_device, on_host), "in": (on_host, on_device)}
 
@@ -62,7 +79,7 @@ class PagePools:
         for copy in copies:
             read, write = self._ends[copy.kind]
             for source, target in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
-                write(target).copy_(read(source), non_blocking=True)
+                self._copy(write(target), read(source))
 
     def _on_device(self, page: int) -> Tensor:
         return self.device[:, :, page]

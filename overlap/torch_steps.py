@@ -62,6 +62,10 @@ class TorchSteps(ABC):
         """Memory that the device copies from and to on its own; raises RuntimeError where there is not so much."""
 
     @abstractmethod
+    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+        """Of the KV pool or of host memory; before what this step and the next ones do with either."""
+
+    @abstractmethod
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         """int64 [R] for logits [R, V]; the fields of `batch` have that prefix in `fields`."""
 
@@ -190,7 +194,7 @@ class TorchSteps(ABC):
         rows, device = self._config.max_running_requests, self.device
         pool = self._model.new_cache(pages + 1, self._config.page_size)
         self._cache = [(k, v) for k, v in pool]
-        self._pools = PagePools(pool, self._host_pool(pool, rows * columns))
+        self._pools = PagePools(pool, self._host_pool(pool, rows * columns), self._copy_page)
         self._table = torch.zeros((rows + 1, columns), dtype=torch.int32, device=device)
         self._future = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._kept: dict[int, Tensor] = {}  # logits [V] by slot that wait for late sampling

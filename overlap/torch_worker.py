@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.overlap.page_copies import copy_on_cpu
 from gapless.overlap.torch_steps import TorchSteps
 from gapless.runtime.core.plan import Plan, Sampling
 
@@ -63,6 +64,9 @@ class TorchWorker(TorchSteps):
         import torch
 
         return torch.empty(shape, dtype=dtype)  # what is never touched costs nothing
+
+    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+        copy_on_cpu(target, source)
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         from gapless.runtime.model.sampler import sample

@@ -16,7 +16,7 @@ from torch import Tensor
 from gapless.bench.random_model import TINY, write_random_model
 from gapless.overlap.cuda_steps import CUDASteps
 from gapless.overlap.device import CPUDevice, Device
-from gapless.overlap.page_copies import PagePools
+from gapless.overlap.page_copies import PagePools, copy_in_stream, copy_on_cpu
 from gapless.overlap.simulated import SimulatedDevice, VirtualClock, simulated_device
 from gapless.overlap.torch_worker import TorchWorker
 from gapless.overlap.toy_worker import ToyWorker
@@ -210,10 +210,15 @@ def test_the_toy_model_notices_copies_that_cannot_be(bad: Copy, message: str) ->
         sampled(DEVICES["toy"](options("toy")), [([Row(1, LONG, 0, [1, 2, 3])], []), ([], [bad])])
 
 
-def test_all_layers_and_both_of_k_and_v_are_copied() -> None:
-    device = torch.randn(3, 2, 5, 4, 1, 8)
-    host, before = torch.full((2, 3, 2, 4, 1, 8), float("nan")), device.clone()
-    PagePools(device, host).carry_out([copy("out", {4: 2}), copy("page", {1: 3}), copy("in", {2: 1})])
+@pytest.mark.parametrize("copy_page", [copy_in_stream, copy_on_cpu])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_layers_and_both_of_k_and_v_are_copied(
+    copy_page: Callable[[Tensor, Tensor], None], dtype: torch.dtype
+) -> None:
+    device = torch.randn(3, 2, 5, 4, 1, 8).to(dtype)
+    host, before = torch.full((2, 3, 2, 4, 1, 8), float("nan"), dtype=dtype), device.clone()
+    pools = PagePools(device, host, copy_page)
+    pools.carry_out([copy("out", {4: 2}), copy("page", {1: 3}), copy("in", {2: 1})])
     assert device[:, :, 1].equal(before[:, :, 4]) and device[:, :, 3].equal(before[:, :, 1])
     assert device[:, :, [0, 2, 4]].equal(before[:, :, [0, 2, 4]])
     assert host[1].equal(before[:, :, 4]) and host[0].isnan().all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless.bench import cache, offline, overhead, overlap, shared_prefix
+from gapless.bench import cache, offline, overhead, overlap, radix, shared_prefix
 
 
 def add_commands(commands: Any) -> None:
@@ -27,6 +27,9 @@ def add_commands(commands: Any) -> None:
     )
     overlap.add_arguments(parser)
     parser.set_defaults(run=overlap.run, parser=parser)
+    parser = commands.add_parser("radix", help="what the prefix cache's operations cost, microseconds a call")
+    radix.add_arguments(parser)
+    parser.set_defaults(run=radix.run, parser=parser)
     parser = commands.add_parser(
         "shared-prefix", help="what the prefix cache saves where prompts begin alike, with a real model"
     )

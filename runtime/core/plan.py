@@ -128,8 +128,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     zero is a future token: -slot stands for what was last sampled for that slot.
 
     A step does, in this order: setups, copies, changes of the page table, late sampling, forward, sampling. Late
-    sampling picks from the logits that an earlier step kept for its slots, under `late_masks` (bit v of a row, in words of 32
-    bits, allows id v), and what it picks is a future token for this step's own forward. Steps run in launch order.
+    sampling picks from the logits that an earlier step kept for its slots, under `late_masks` (bit v of a row, in words
+    of 32 bits, allows id v), and what it picks is a future token for this step's own forward. Steps run in order.
     """
 
     step: int  # launches count from 1

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gapless.runtime.policies.orders_old import ORDERS as ORDERS
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray

@@ -7,18 +7,23 @@ from collections import deque
 import numpy as np
 
 from gapless.radix_cache.cache import PrefixCache
-from gapless.runtime.core.plan import I32, Slots
+from gapless.runtime.core.plan import I32, Copy, Slots
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import ENDING, KEPT, PREEMPTED, Rows
+from gapless.runtime.scheduler.swap import Swapped, SwapSpace
 
 _NO_SLOTS: Slots = np.empty(0, np.intp)
 _NO_UPDATES: I32 = np.empty((3, 0), np.int32)
 
 
 class Batch:
-    def __init__(self, slots: int, context_length: int, cache: PrefixCache) -> None:
+    def __init__(self, slots: int, context_length: int, cache: PrefixCache, swap: SwapSpace) -> None:
         self.rows = Rows(slots, context_length, cache.page_size)
         self.cache = cache
+        self.swap = swap
+        # For the next plan. A page that a copy reads or writes may change hands before that is launched: whoever gets
+        # it writes it in that plan or a later one, and a plan copies first, in order.
+        self._copies: list[Copy] = []
         self.running: Slots = _NO_SLOTS  # slots that hold pages, by arrival of their requests
         self._requests: list[Request | None] = [None] * (slots + 1)
         self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
@@ -39,33 +44,71 @@ class Batch:
     def is_idle(self) -> bool:
         return self.rows.free_slots == len(self._requests) - 1
 
-    def start(self, request: Request, reserve_pages: int) -> bool:
+    def start(self, request: Request, reserve_pages: int) -> int:
         """Matches, locks and takes pages for all known tokens of a new or preempted request.
 
-        False, with nothing changed, unless `reserve_pages` would still be available afterwards.
+        Returns 0; or, with nothing changed, how many pages are missing for `reserve_pages` to be available afterwards.
         """
         rows, cache, size = self.rows, self.cache, self.cache.page_size
         known = rows.known(request.slot) if request.slot else request.prompt
-        # At least one token is computed, for there must be logits to sample from.
-        match = cache.match(known[:-1], request.namespace)
-        matched = len(match.pages)
-        locked = cache.lock(match)
-        wanted = -(-len(known) // size) - matched
-        if wanted + reserve_pages > cache.available:
-            cache.unlock(locked)
-            return False
-        request.locked, request.tree_pages = locked, matched
         if not request.slot:
-            self._open(request, matched * size)
-        slot = request.slot
-        rows.begin(slot, matched * size)
+            request.space = request.under(cache.version)
+        # At least one token is computed, for there must be logits to sample from.
+        match = cache.match(known[:-1], request.space)
+        locked = cache.lock(match, request.priority)
+        wanted = -(-len(known) // size) - match.length
+        missing = wanted + reserve_pages - cache.available
+        if missing > 0:
+            cache.unlock(locked)
+            return missing
         pages = np.concatenate([match.pages, cache.take(wanted)])
+        cached_len = self._copy_in(request, match.length, pages) or match.length * size
+        request.locked, request.tree_pages, request.has_pages = locked, match.length, True
+        if not request.slot:
+            self._open(request, cached_len)
+        slot = request.slot
+        rows.begin(slot, cached_len)
         self._add_pages(np.full(len(pages), slot, np.intp), np.arange(len(pages), dtype=np.int32), pages)
         running, place = self.running, len(self.running)
         if place and rows.arrival[running[-1]] > request.arrival:  # it comes back from preemption
             place = int(np.searchsorted(rows.arrival[running], request.arrival))
         self.running = np.concatenate([running[:place], np.array([slot], np.intp), running[place:]])
-        return True
+        return 0
+
+    def _copy_in(self, request: Request, matched: int, pages: I32) -> int:
+        """Fills some of `pages` after the matched ones by copying; how many tokens need no computing then, or 0.
+
+        From the host, where the request was swapped out to; or, for one of n samples, from the first one's partly
+        filled page: the rest of the prompt before its last token.
+        """
+        size = self.cache.page_size
+        if request.swapped is not None:
+            swapped = request.swapped
+            source = swapped.pages[matched - swapped.first :]
+            if source.size:
+                self._copies.append(Copy("in", source, pages[matched : matched + source.size]))
+            self.forget_swapped(request)
+            return max(swapped.length, matched * size)
+        leader, length = request.leader, len(request.prompt) - 1
+        if request.slot or leader is None or not length % size or length // size != matched:
+            return 0
+        if not self.computes_prompt_of(leader, request) or self.rows.computed_len[leader.slot] < length:
+            return 0
+        source = self.rows.page_table[leader.slot, matched : matched + 1].copy()
+        self._copies.append(Copy("page", source, pages[matched : matched + 1]))
+        return length
+
+    def computes_prompt_of(self, leader: Request, request: Request) -> bool:
+        """Whether the leader has pages that hold, or will hold, the KV of the request's prompt."""
+        same = leader.submit.input_ids == request.submit.input_ids
+        return same and leader.has_pages and leader.space == request.under(self.cache.version)
+
+    def forget_swapped(self, request: Request) -> None:
+        """The request lets go of its KV on the host, and of the prefix in the tree before it."""
+        assert request.swapped is not None and request.locked is not None
+        self.swap.give_back(request.swapped.pages)
+        self.cache.unlock(request.locked)
+        request.swapped = request.locked = None
 
     def _open(self, request: Request, cached_tokens: int) -> None:
         slot = self.rows.open(request.submit, request.max_output, constrained=request.grammar is not None)
@@ -86,6 +129,15 @@ class Batch:
             return updates[0]
         return np.concatenate(updates, axis=1) if updates else _NO_UPDATES
 
+    @property
+    def has_copies(self) -> bool:
+        return bool(self._copies)
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        """Copies of pages since the last call, in order."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
     def publish(self, slot: int) -> None:
         """Puts the row's computed whole pages into the tree, so that others can match them while it runs.
 
@@ -94,12 +146,16 @@ class Batch:
         """
         rows, request, size = self.rows, self.request(slot), self.cache.page_size
         count = rows.cacheable_len(slot) // size
-        if not self.cache.enabled or count <= request.tree_pages:
+        if (
+            not self.cache.enabled
+            or count <= request.tree_pages
+            or request.space.weights != self.cache.version
+        ):
             return
         assert request.locked is not None
         own = rows.page_table[slot, :count].copy()
         request.locked, kept = self.cache.publish(
-            rows.known(slot)[: count * size], own, request.namespace, request.locked
+            rows.known(slot)[: count * size], own, request.space, request.locked, request.priority
         )
         request.tree_pages = count
         columns = np.flatnonzero(own != kept).astype(np.int32)
@@ -114,17 +170,32 @@ class Batch:
         rows, request = self.rows, self._requests[slot]
         if request is None or rows.in_flight[slot] or not rows.has(slot, ENDING | PREEMPTED):
             return
-        if request.locked is not None:
-            self.publish(slot)
-            self.cache.unlock(request.locked)
-            pages = int(rows.page_end[slot]) // self.cache.page_size
-            self.cache.give_back(rows.page_table[slot, request.tree_pages : pages])
-            request.locked, request.tree_pages, rows.page_end[slot] = None, 0, 0
-            rows.flags[slot] &= ~KEPT & 255
-            self.running = self.running[self.running != slot]
+        if request.has_pages:
+            self._leave(request)
         if rows.has(slot, ENDING):
+            if request.swapped is not None:
+                self.forget_swapped(request)
             self._requests[slot] = None
             rows.close(slot)
+
+    def _leave(self, request: Request) -> None:
+        """Gives its pages back: the tree gets what can be shared, or the host what the request will go on with."""
+        rows, slot, size = self.rows, request.slot, self.cache.page_size
+        assert request.locked is not None
+        begin, end = request.tree_pages, min(int(rows.computed_len[slot]), int(rows.known_len[slot]) - 1)
+        own = rows.page_table[slot, begin : -(-end // size)].copy()
+        if not rows.has(slot, ENDING) and self.swap.takes(own.size, begin * size, end):
+            request.swapped = Swapped(begin, end, self.swap.take(own.size))
+            self._copies.append(Copy("out", own, request.swapped.pages))
+        else:
+            self.publish(slot)
+            self.cache.unlock(request.locked)
+            request.locked = None
+        pages = int(rows.page_end[slot]) // size
+        self.cache.give_back(rows.page_table[slot, request.tree_pages : pages])
+        request.has_pages, request.tree_pages, rows.page_end[slot] = False, 0, 0
+        rows.flags[slot] &= ~KEPT & 255
+        self.running = self.running[self.running != slot]
 
     def retired(self, step: int) -> None:
         """The device has finished `step`: pages that only it or earlier ones could read are free."""
@@ -138,6 +209,7 @@ class Batch:
             "slots or pages are still held"
         )
         assert not self.rows.in_flight.any(), "a step is counted as in flight"
+        assert self.swap.is_at_rest, "host pages are still held"
         self.cache.check_idle()
 
     def _add_pages(self, slots: Slots, columns: I32, pages: I32) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from numpy.typing import NDArray
 
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.plan import I32, Slots, SlotSetup
-from gapless.runtime.policies.base import ORDERS
-from gapless.runtime.scheduler.admission import Reserve
+from gapless.runtime.core.plan import I32, Slots
+from gapless.runtime.scheduler.admission import Admission
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.composition import NO_MASKS, NONE, Composition
 from gapless.runtime.scheduler.request import Request
+from gapless.runtime.scheduler.reserve import Reserve
 from gapless.runtime.scheduler.rows import (
-    ADJUSTED,
     CONSTRAINED,
     ENDING,
     FULL,
@@ -38,18 +35,14 @@ Chunk = tuple[int, int]  # slot, number of tokens
 
 
 class Composer:
-    def __init__(self, config: ServerConfig, batch: Batch) -> None:
+    def __init__(self, config: ServerConfig, batch: Batch, admission: Admission, reserve: Reserve) -> None:
         self.batch = batch
-        self.waiting: dict[int, Request] = {}  # by uid, in order of arrival
-        self.preempted: deque[Request] = deque()  # by arrival; they keep their slots and come first
-        self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
+        self.admission = admission
         self.failed: list[tuple[Request, Exception]] = []  # whose grammar raised, since the last look
-        self._setups: list[SlotSetup] = []
         # The array of decoding rows (the same object means the same rows) that need no page for so many steps.
         self._with_pages: Slots = NONE
         self._steps_with_pages = 0
-        self._reserve = Reserve()
-        self._order = ORDERS[config.schedule_policy]
+        self._reserve = reserve
         self._step_tokens = config.max_num_batched_tokens
         self._chunk_tokens = config.chunked_prefill_size
 
@@ -67,12 +60,11 @@ class Composer:
         decode = self._decode(flags, seen, SITS_OUT)
         budget = self._step_tokens - len(decode)
         chunks = self._continue_prefills(budget) if seen & PREFILLING else []
-        if self.preempted or self.waiting:
-            chunks += self._admit(budget - sum(count for _, count in chunks))
+        chunks += self._admit(budget - sum(count for _, count in chunks))
         self._reserve.stepped()
-        if not self._setups:
+        if not self.admission.setups:
             return Composition(decode, chunks, seen, late, masks)
-        setups, self._setups = tuple(self._setups), []
+        setups, self.admission.setups = tuple(self.admission.setups), []
         return Composition(decode, chunks, seen, late, masks, setups)
 
     def compose_more(self) -> Composition:
@@ -129,7 +121,7 @@ class Composer:
         self.batch.grow(served)
         if served.size == needy.size:
             return slots
-        self._preempt_newest()
+        self.admission.relieve()
         without = np.concatenate([needy[served.size :], running[rows.flags[running] & PREEMPTED > 0]])
         return slots[~np.isin(slots, without)]
 
@@ -142,20 +134,6 @@ class Composer:
         ahead &= state[PAGE_END] < state[KNOWN_LEN] + state[MAX_OUTPUT] - state[OUTPUT_LEN]
         near: Slots = slots[ahead]
         return near
-
-    def _preempt_newest(self) -> None:
-        """Marks the newest row, unless one is on its way out already; never the oldest, so that work gets done."""
-        rows, running = self.batch.rows, self.batch.running
-        if np.count_nonzero(rows.flags[running] & (ENDING | PREEMPTED)) or running.size < 2:
-            return
-        slot = int(running[-1])
-        request = self.batch.request(slot)
-        rows.flags[slot] |= PREEMPTED
-        request.preemptions += 1
-        self._reserve.preempted()
-        place = sum(other.arrival < request.arrival for other in self.preempted)
-        self.preempted.insert(place, request)
-        self.batch.settle(slot)
 
     def _continue_prefills(self, budget: int) -> list[Chunk]:
         """The next chunks of prompts that have begun, oldest first."""
@@ -173,45 +151,12 @@ class Composer:
         return min(int(rows.target_len[slot] - rows.launched_len[slot]), self._chunk_tokens, budget)
 
     def _admit(self, budget: int) -> list[Chunk]:
-        """First chunks of preempted requests, then of waiting ones, while slots, pages and budget last."""
-        candidates = self._candidates(budget)
-        if not candidates:
-            return []
+        """First chunks of requests that join."""
         chunks: list[Chunk] = []
-        rows, running = self.batch.rows, self.batch.running
-        growth = self._reserve.growth(running, rows)
-        for request in candidates:
-            # The first of all fits alone, whatever it generates: its max_output is clamped to the pool.
-            reserve = self._reserve.pages_for(request, growth, rows) if self.batch.running.size else 0
-            own = self._reserve.own_growth(request, rows)
-            if budget <= 0 or not self._start(request, reserve):
-                break
-            growth += own
-            chunks.append((request.slot, self._chunk(request.slot, budget)))
-            budget -= chunks[-1][1]
+        if budget > 0:
+            for request in self.admission.admit():
+                chunks.append((request.slot, self._chunk(request.slot, budget)))
+                budget -= chunks[-1][1]
+                if budget <= 0:
+                    break
         return chunks
-
-    def _candidates(self, budget: int) -> list[Request]:
-        rows = self.batch.rows
-        if budget <= 0:
-            return []
-        if self.preempted:
-            # One that still has a step in flight has not given its pages back yet.
-            return [request for request in self.preempted if request.locked is None]
-        if not self.waiting or not rows.free_slots:
-            return []
-        return self._order(self.waiting.values(), self.cache, rows.free_slots)
-
-    def _start(self, request: Request, reserve_pages: int) -> bool:
-        batch, resumed = self.batch, request.slot != 0
-        if not batch.start(request, reserve_pages):
-            return False
-        if resumed:
-            self.preempted.remove(request)
-            return True
-        del self.waiting[request.submit.uid]
-        self.started.append(request)
-        if batch.rows.has(request.slot, ADJUSTED):
-            submit = request.submit
-            self._setups.append(SlotSetup(request.slot, request.prompt, submit.stop_ids, submit.params))
-        return True

@@ -154,6 +154,8 @@ class Loop:
         if output is not None:
             self._outbox.send(output)
             self._mark("send")
+        for flushed in self.scheduler.take_flushed():
+            self._outbox.send(flushed)
 
     def _beat(self, launch_age: float = 0.0) -> None:
         now = time.monotonic()

@@ -81,6 +81,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         late_masks=what.late_masks,
         chunks=len(what.chunks),
         setups=what.setups,
+        copies=batch.take_copies(),
     )
 
 

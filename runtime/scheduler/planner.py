@@ -32,7 +32,7 @@ class Planner:
     def build(self, what: Composition) -> Plan:
         """Moves the launched lengths forward, as `build_plan` does."""
         last = self._last
-        only_decodes = not (what.chunks or what.late.size or what.setups)
+        only_decodes = not (what.chunks or what.late.size or what.setups or self._batch.has_copies)
         if last is not None and only_decodes and what.decode is self._decode and self._is_continued_by(last):
             plan = self._next(last)
         else:

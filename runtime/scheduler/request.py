@@ -11,6 +11,7 @@ from gapless.radix_cache.namespace import Namespace
 from gapless.radix_cache.tree import Node
 from gapless.runtime.core.messages import Submit, int32s
 from gapless.runtime.scheduler.grammar import Grammar
+from gapless.runtime.scheduler.swap import Swapped
 
 
 @dataclass(eq=False)
@@ -18,12 +19,18 @@ class Request:
     submit: Submit
     arrival: int  # order of coming, for fairness and for the choice of victims
     max_output: int  # max_new_tokens, or less where the context or the pool ends before
+    grammar: Grammar | None = None
+    leader: Request | None = None  # the first of n samples of the same prompt
+    stamp: int = -1  # the queue's own
+    held_on: Request | None = None  # whose prompt it waits for, to share it
     slot: int = 0  # 0 while it waits for the first time; a preempted one keeps its slot
     generation: int = 0  # of the slot
     cached_tokens: int = 0  # of the prompt, at its first start
-    grammar: Grammar | None = None
-    locked: Node | None = None  # the end of its path in the tree, while it holds pages
+    space: Namespace = field(default_factory=Namespace)  # where it shares pages, once it has a slot
+    has_pages: bool = False
+    locked: Node | None = None  # the end of its path in the tree, while it has pages or is swapped out
     tree_pages: int = 0  # its leading pages that the tree owns
+    swapped: Swapped | None = None
     preemptions: int = 0
     prompt: NDArray[np.int32] = field(init=False)
 
@@ -37,3 +44,7 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         return Namespace(self.submit.extra_key, self.submit.cache_salt)
+
+    def under(self, weights: int) -> Namespace:
+        """Its namespace while the weights have that version."""
+        return self.namespace._replace(weights=weights)

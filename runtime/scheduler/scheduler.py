@@ -15,6 +15,8 @@ from gapless.runtime.core.messages import (
     Abort,
     Closed,
     Finish,
+    Flush,
+    Flushed,
     Opened,
     StepOutput,
     Stop,
@@ -23,12 +25,14 @@ from gapless.runtime.core.messages import (
     int32s,
 )
 from gapless.runtime.core.plan import I32, DeviceInfo, Plan, Slots
+from gapless.runtime.scheduler.admission import Admission
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.compose import Composer
 from gapless.runtime.scheduler.composition import Composition
 from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
 from gapless.runtime.scheduler.planner import Planner
 from gapless.runtime.scheduler.request import Request
+from gapless.runtime.scheduler.reserve import Reserve
 from gapless.runtime.scheduler.rows import (
     CONSTRAINED,
     ENDING,
@@ -38,6 +42,7 @@ from gapless.runtime.scheduler.rows import (
     OUTPUT_LEN,
     PREEMPTED,
 )
+from gapless.runtime.scheduler.swap import SwapSpace
 
 log = logging.getLogger("gapless.scheduler")
 _LENGTH, _STOP_TOKEN = int(Finish.LENGTH), int(Finish.STOP_TOKEN)
@@ -51,9 +56,17 @@ class Scheduler:
     def __init__(
         self, config: ServerConfig, info: DeviceInfo, make_grammar: MakeGrammar = unconstrained
     ) -> None:
-        cache = PrefixCache(info.pages, config.page_size, enabled=not config.disable_radix_cache)
-        self.batch = Batch(config.max_running_requests, info.context_length, cache)
-        self.composer = Composer(config, self.batch)
+        cache = PrefixCache(
+            info.pages,
+            config.page_size,
+            enabled=not config.disable_radix_cache,
+            eviction=config.radix_eviction_policy,
+        )
+        swap = SwapSpace(config.preemption, info.host_pages, info.costs)
+        self.batch = Batch(config.max_running_requests, info.context_length, cache, swap)
+        reserve = Reserve()
+        self.admission = Admission(config, self.batch, reserve)
+        self.composer = Composer(config, self.batch, self.admission, reserve)
         self._planner = Planner(self.batch)
         self.context_length, self.vocab_size = info.context_length, info.vocab_size
         self.pool_tokens = info.pages * config.page_size
@@ -65,6 +78,7 @@ class Scheduler:
         self._arrivals = 0
         self._late_step = 0  # the last step whose late samples were taken in
         self._closed: list[Closed] = []
+        self._flushed: list[Flushed] = []
         self._columns: list[tuple[I32, I32, I32, I32]] = []  # slots, generations, ids, finish
 
     @property
@@ -75,13 +89,13 @@ class Scheduler:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Requests running, requests waiting (preempted ones too), tokens of the pool in use."""
-        waiting = len(self.composer.waiting) + len(self.composer.preempted)
+        waiting = len(self.admission.waiting) + len(self.admission.preemption.preempted)
         used = self.batch.cache.used_pages * self.batch.cache.page_size
         return len(self._by_uid) - waiting, waiting, used
 
     @property
     def is_idle(self) -> bool:
-        return self.batch.is_idle() and not self.composer.waiting
+        return self.batch.is_idle() and not self.admission.waiting
 
     def audit(self) -> str:
         """What is wrong with the accounting of an idle scheduler, from its counts; empty where nothing is."""
@@ -102,6 +116,8 @@ class Scheduler:
                     self._abort(message.uid)
                 case Stop():
                     self._stop(message)
+                case Flush():
+                    self._flush(message)
 
     def compose(self) -> Plan | None:
         """The next step, or None when there is nothing to launch."""
@@ -134,6 +150,7 @@ class Scheduler:
             for slot in slots[len(slots) - plan.chunks :].tolist():
                 if not rows.has(slot, ENDING):
                     batch.publish(slot)
+                    self.admission.computed(slot)
                     self._end_without_output(slot)
         if late.size:
             rows.in_flight[late] -= 1
@@ -144,7 +161,7 @@ class Scheduler:
 
     def take_output(self) -> StepOutput | None:
         """What the detokenizer must hear since the last call."""
-        started, self.composer.started = self.composer.started, []
+        started, self.admission.started = self.admission.started, []
         parts, self._columns = self._columns, []
         if not parts and not started and not self._closed:
             return None
@@ -163,9 +180,14 @@ class Scheduler:
         self._closed = []
         return output
 
+    def take_flushed(self) -> list[Flushed]:
+        """Answers to Flush messages since the last call."""
+        flushed, self._flushed = self._flushed, []
+        return flushed
+
     def check_idle(self) -> None:
         """Raises AssertionError unless all is given back; for when nothing is alive."""
-        assert not self._by_uid and not self.composer.waiting and not self.composer.preempted
+        assert not self._by_uid and not self.admission.waiting and not self.admission.preemption.preempted
         self.batch.check_idle()
 
     def _submit(self, message: Submit) -> None:
@@ -188,9 +210,10 @@ class Scheduler:
         room = min(self.context_length - prompt, self.pool_tokens - prompt + 1)
         self._arrivals += 1
         max_output = min(message.params.max_new_tokens, room)
-        request = Request(message, self._arrivals, max_output, grammar=grammar)
+        leader = self._by_uid.get(message.leader)
+        request = Request(message, self._arrivals, max_output, grammar=grammar, leader=leader)
         self._by_uid[message.uid] = request
-        self.composer.waiting[message.uid] = request
+        self.admission.add(request)
 
     def _abort(self, uid: int) -> None:
         """Ends a request, wherever it is; one that has ended already, or never was, is not an error."""
@@ -208,6 +231,12 @@ class Scheduler:
         rows.truncate(slot, message.output_len)
         self._end(slot)
 
+    def _flush(self, message: Flush) -> None:
+        running, waiting, _ = self.counts
+        done = not self._by_uid
+        pages = self.batch.cache.flush() if done else 0
+        self._flushed.append(Flushed(message.number, done, pages, running, waiting))
+
     def _close(self, request: Request, finish: Finish, message: str = "") -> None:
         """Ends a request without a new id."""
         uid, code = request.submit.uid, InternalError.code if finish == Finish.FAILED else ""
@@ -215,7 +244,7 @@ class Scheduler:
         if request.slot:
             self._end(request.slot)
         else:
-            del self.composer.waiting[uid]
+            self.admission.withdraw(request)
             del self._by_uid[uid]
 
     def _end(self, slot: int) -> None:
@@ -223,8 +252,7 @@ class Scheduler:
         request = self.batch.request(slot)
         self.batch.rows.flags[slot] |= ENDING
         del self._by_uid[request.submit.uid]
-        if request in self.composer.preempted:
-            self.composer.preempted.remove(request)
+        self.admission.ended(request)
         self.batch.settle(slot)
 
     def _end_without_output(self, slot: int) -> None:

@@ -80,7 +80,7 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
         (Batch, "start", {"cache.match(known[:-1], ": "cache.match(known, "}),
     ],
     "a prefix is not locked before its tail is allocated": [
-        (Batch, "start", {"cache.lock(match)": "cache.lock(cache.match(known[:0], request.namespace))"}),
+        (Batch, "start", {"cache.lock(match, ": "cache.lock(cache.match(known[:0], request.space), "}),
     ],
     "a duplicate page is freed while the row still uses it": [
         (
@@ -93,7 +93,11 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
         ),
     ],
     "an ended row gives its pages back twice": [
-        (Batch, "settle", {"request.locked, request.tree_pages, rows.page_end[slot] = None, 0, 0": "pass"}),
+        (
+            Batch,
+            "_leave",
+            {"request.has_pages, request.tree_pages, rows.page_end[slot] = False, 0, 0": "pass"},
+        ),
     ],
 }
 

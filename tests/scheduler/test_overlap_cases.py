@@ -60,12 +60,12 @@ def test_a_row_preempted_in_flight_keeps_its_late_token_once(make):
     for _ in range(4):
         runner.turn()
     for _ in range(2):  # twice, with steps in flight each time
-        composer, before = runner.scheduler.composer, len(runner.seen[2].ids)
-        composer._preempt_newest()
-        while not composer.batch.running.size < 2:
+        admission, before = runner.scheduler.admission, len(runner.seen[2].ids)
+        admission.relieve()
+        while not admission.batch.running.size < 2:
             runner.turn()
         assert len(runner.seen[2].ids) >= before
-        while composer.preempted:
+        while admission.preemption.preempted:
             runner.turn()
         runner.turn()
     assert runner.preemptions[2] == 2

@@ -244,7 +244,7 @@ def test_every_cell_gives_the_ids_of_each_request_alone(
     while runner.turn():
         half_way |= {
             request.submit.uid
-            for request in runner.scheduler.composer.preempted
+            for request in runner.scheduler.admission.preemption.preempted
             if runner.scheduler.batch.rows.output_len[request.slot] > 3
         }
     runner.finish()

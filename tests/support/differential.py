@@ -118,12 +118,11 @@ class Runner:
             return
         size = self.scheduler.batch.cache.page_size
         for node in self.scheduler.batch.cache.nodes():
-            above, parent = 0, node.parent
-            while parent is not None:
-                above, parent = above + len(parent.ids), parent.parent
             places = (node.pages.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
             held = self.worker.model.entries(places)
-            want = toy_entries(node.ids, np.arange(above, above + len(node.ids)))
+            want = toy_entries(
+                np.frombuffer(node.key, np.int32), np.arange(node.begin * size, node.end * size)
+            )
             assert (held == want).all(), "the tree holds a page that was not computed"
 
     def take_late(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Step:
     abort: int | None  # when
     stop: int | None  # the output length at which the detokenizer finds a stop string
     stop_delay: int  # turns that its word takes
+    priority: int = 0
+    sample_of: int | None = None  # the uid of the first of n samples of the same prompt
 
 
 def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
@@ -36,14 +39,26 @@ def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
         "max_running_requests": rng.randint(1, 6),
         "max_total_tokens": rng.choice([64, 96, 160, 1024]),
         "context_length": rng.choice([64, 128]),
-        "schedule_policy": rng.choice(["fcfs", "lpm"]),
-        "toy": rng.choice(["", "eos_at=3", "eos_at=1", "vocab_size=257"]),
+        "schedule_policy": rng.choice(["fcfs", "lpm", "dfs-weight", "lof", "random", "priority"]),
+        "radix_eviction_policy": rng.choice(["lru", "lfu", "slru", "priority", "fifo"]),
+        "preemption": rng.choice(["recompute", "swap", "auto"]),
+        "toy": rng.choice(["", "eos_at=3", "eos_at=1", "vocab_size=257", "host_pages=9"]),
     }
     return ServerConfig(model_path="toy", **drawn | cell)
 
 
 def random_script(rng: random.Random) -> list[Step]:
-    return [_random_step(rng) for _ in range(rng.randint(1, 9))]
+    """Some of the steps are n samples of one prompt, each after the first by itself but for the prompt."""
+    script: list[Step] = []
+    for _ in range(rng.randint(1, 9)):
+        step, leader = _random_step(rng), len(script) + 1
+        script.append(step)
+        for _ in range(rng.choice([0, 0, 0, 1, 3])):
+            sample = _random_step(rng)
+            script.append(
+                dataclasses.replace(sample, prompt=step.prompt, arrive=step.arrive, sample_of=leader)
+            )
+    return script
 
 
 def _random_step(rng: random.Random) -> Step:
@@ -57,6 +72,7 @@ def _random_step(rng: random.Random) -> Step:
         abort=rng.choice([None, None, rng.randint(0, 40)]),
         stop=rng.choice([None, None, rng.randint(1, 12)]),
         stop_delay=rng.choice([0, 0, 1, 2, 5]),
+        priority=rng.choice([0, 0, 1, 7]),
     )
 
 
@@ -68,7 +84,9 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
     for now in range(TURNS):
         for uid, step in enumerate(script, 1):
             if step.arrive == now:
-                runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids)
+                leader = -1 if step.sample_of is None else step.sample_of
+                more = {"priority": step.priority, "leader": leader}
+                runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids, **more)
             if step.abort == now and uid in runner.seen:
                 runner.abort(uid)
             seen = runner.seen.get(uid)

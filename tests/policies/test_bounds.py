@@ -178,8 +178,8 @@ def test_lpm_lets_no_more_of_a_flood_pass_than_came_before_the_bound():
     assert passed_by(queue, cold, arrivals, add) == admissions * flood
 
 
-def test_lpm_serves_those_that_never_match_as_fast_as_they_come_on_average():
-    """A mixed stream at full load: no request is passed by more later ones than the bound plus the queue's length."""
+def test_lpm_bounds_who_passes_whom_in_a_mixed_stream():
+    """At full load no request is passed by more later ones than the bound plus the queue's length."""
     cached, limit, rng = 256, 64, random.Random(3)
     cache = Cache()
     queue = LongestPrefix(cache)

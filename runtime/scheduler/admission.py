@@ -17,7 +17,7 @@ from gapless.runtime.scheduler.rows import ADJUSTED, ENDING, PREEMPTED
 from gapless.runtime.scheduler.sharing import ALL, Sharing
 
 MOST_HELD = 32  # requests that are looked at and held back in one step
-RETRY = 16  # steps after which one that did not fit is tried again although no page has become free
+RETRY = 16  # steps after which it is tried again whether one fits, although no page has become free
 
 
 class Admission:
@@ -32,9 +32,8 @@ class Admission:
         self._reserve = reserve
         self._queue: Queue[Request] = make_queue(config.schedule_policy, self, config.random_seed)
         self._sharing = Sharing(config.page_size)
-        self._blocked: tuple[Request, int, int] | None = (
-            None  # who did not fit; pages available, changes then
-        )
+        # How things were when the next one did not fit: pages available, changes of the cache.
+        self._blocked: tuple[int, int] | None = None
         self._retry_in = 0
 
     @property
@@ -47,14 +46,14 @@ class Admission:
 
     def add(self, request: Request) -> None:
         self.waiting[request.submit.uid] = request
-        self._queue.push(request)
+        self._push(request)
 
     def withdraw(self, request: Request) -> None:
         """A request that waits for the first time goes away."""
         del self.waiting[request.submit.uid]
         if request.held_on is None:
             self._queue.remove(request, admitted=False)
-        request.held_on = None
+        self._sharing.drop(request)
         self._release(self._sharing.ended(request))
 
     def computed(self, slot: int) -> None:
@@ -80,6 +79,8 @@ class Admission:
             return
         rows, batch = self.batch.rows, self.batch
         self.preemption.settle()
+        if self._is_blocked():
+            return
         if self.waiting and rows.free_slots:
             self._queue.turn()
         growth = self._reserve.growth(batch.running, rows)
@@ -88,13 +89,11 @@ class Admission:
             if self._waits_for_prefix(request):
                 held += 1
                 continue
-            if self._is_blocked(request):
-                return
             # The first of all fits alone, whatever it generates: its max_output is clamped to the pool.
             reserve = self._reserve.pages_for(request, growth, rows) if batch.running.size else 0
             own = self._reserve.own_growth(request, rows)
             if missing := self._start(request, reserve):
-                self._block(request)
+                self._blocked, self._retry_in = (batch.cache.available, batch.cache.changes), RETRY
                 self._release_from(self.preemption.make_room(request, missing))
                 return
             growth += own
@@ -140,20 +139,20 @@ class Admission:
 
     def _release(self, requests: list[Request]) -> None:
         for request in requests:
-            self._queue.push(request)
+            self._push(request)
 
-    def _block(self, request: Request) -> None:
-        cache = self.batch.cache
-        self._blocked, self._retry_in = (request, cache.available, cache.changes), RETRY
+    def _push(self, request: Request) -> None:
+        self._blocked = None  # it may come first
+        self._queue.push(request)
 
-    def _is_blocked(self, request: Request) -> bool:
-        """Whether it did not fit a short while ago and nothing has changed, so that there is no need to match it."""
+    def _is_blocked(self) -> bool:
+        """Whether the next one did not fit a short while ago and nothing has changed, so that matching is in vain."""
         if self._blocked is None or not self.batch.running.size:
             return False
-        blocked, available, changes = self._blocked
+        available, changes = self._blocked
         self._retry_in -= 1
-        cache, later = self.batch.cache, self._retry_in > 0
-        return later and request is blocked and cache.available <= available and cache.changes == changes
+        cache, soon = self.batch.cache, self._retry_in > 0
+        return soon and cache.available <= available and cache.changes == changes
 
     def _start(self, request: Request, reserve_pages: int) -> int:
         """Returns 0, or how many pages are missing."""

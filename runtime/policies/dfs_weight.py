@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Generic
 
-import numpy as np
-
 from gapless.runtime.policies.base import W, Waiting
 from gapless.runtime.policies.heap import LazyHeap
 
@@ -119,5 +117,5 @@ def _common_tokens(a: Waiting, b: Waiting) -> int:
     if a.namespace != b.namespace:
         return 0
     least = min(len(a.prompt), len(b.prompt), DEPTH)
-    differ = np.flatnonzero(a.prompt[:least] != b.prompt[:least])
-    return int(differ[0]) if differ.size else least
+    differ = a.prompt[:least] != b.prompt[:least]
+    return int(differ.argmax()) if differ.any() else least

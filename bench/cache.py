@@ -122,7 +122,9 @@ def cached_tokens(calls: Sequence[Call], config: ServerConfig) -> int:
             f"bench cache: a pool of {config.max_total_tokens} tokens for a request of {longest}"
         )
     clock, worker = VirtualClock(), ScriptedWorker(calls, _device_info(config, longest))
-    device = SimulatedDevice(worker, CostModel(PROFILES[GPU], SHAPES[MODEL], config.page_size), clock, "simulated")
+    device = SimulatedDevice(
+        worker, CostModel(PROFILES[GPU], SHAPES[MODEL], config.page_size), clock, "simulated"
+    )
     clients, scheduler = Clients(calls, clock), Scheduler(config, device.start())
     worker.scheduler = scheduler
     loop = loop_with(config, scheduler, device, clients, clients)
@@ -201,6 +203,7 @@ def measure(
                 radix_eviction_policy=eviction,
                 max_running_requests=RUNNING,
                 max_total_tokens=int(share * pages) * size,
+                random_seed=1,  # for the policy `random`
             )
             results.append(
                 {

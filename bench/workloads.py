@@ -101,18 +101,18 @@ def few_shot(
     question_len: int = 64,
     answer_len: int = 8,
 ) -> list[Call]:
-    """Questions that follow the examples of their task, shuffled.
+    """Questions that follow the examples of their task, shuffled and sent at once.
 
-    As an evaluation like MMLU asks them (Hendrycks et al. 2021: 57 subjects, five examples each, short answers). They
-    come in bursts of a quarter of them, 1 s apart.
+    As an evaluation like MMLU hands them to an engine (Hendrycks et al. 2021: 57 subjects, five examples each, short
+    answers).
     """
     random = _Random(seed)
     examples = [(random.text(examples_len), random.priority()) for _ in range(tasks)]
-    order, calls = random.shuffled(tasks * questions), list[Call]()
-    for place, number in enumerate(order):
+    calls = list[Call]()
+    for number in random.shuffled(tasks * questions):
         prefix, priority = examples[number % tasks]
         prompt = np.concatenate([prefix, random.text(question_len)])
-        calls.append(Call(prompt, random.text(answer_len), -1, 1.0 * (place * 4 // len(order)), priority))
+        calls.append(Call(prompt, random.text(answer_len), -1, 0.0, priority))
     return calls
 
 

@@ -24,6 +24,7 @@ from gapless.runtime.core.messages import (
     ToFront,
 )
 from gapless.runtime.tokenizer.base import Tokenizer
+from gapless.tokenizer_manager.body import BodyRoom
 from gapless.tokenizer_manager.flush import Flusher, FlushResult
 from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
@@ -46,6 +47,7 @@ class Front:
         self.config = config
         self.registry = Registry(send, config.max_queued_requests)
         self._flusher = Flusher(send, self.registry, self.check_healthy)
+        self.body_room = BodyRoom(config.max_body_bytes)
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False

@@ -16,8 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
-from gapless.tokenizer_manager.body import Body, BodyRoom
+from gapless.tokenizer_manager.body import Body
 from gapless.tokenizer_manager.front import Front
+from gapless.tokenizer_manager.routes import RouteSpec
 from gapless.tokenizer_manager.schema import GenerateRequest, parse_generate
 from gapless.tokenizer_manager.states import Call, RequestState
 
@@ -25,17 +26,20 @@ _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 _DONE = b"data: [DONE]\n\n"
 
 
+def routes(front: Front) -> list[RouteSpec]:
+    return [RouteSpec("/generate", Generate(front), ("POST",), summary="Continue prompts")]
+
+
 class Generate:
     """The route as an ASGI application."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        self._room = BodyRoom(front.config.max_body_bytes)
         self._incremental = front.config.incremental_streaming_output
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._front.check_healthy()
-        body = Body(self._room)
+        body = Body(self._front.body_room)
         try:
             request = parse_generate(await body.read(Request(scope, receive)), self._front.config)
             await self._serve(request, body, receive, send)

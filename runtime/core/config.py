@@ -12,9 +12,15 @@ from gapless.runtime.core.errors import ConfigError
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
-    """A field with its help; `choices` or the least value are checked in `ServerConfig.__post_init__`."""
-    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+def option(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, secret: bool = False
+) -> Any:
+    """A field with its help; `choices` or the least value are checked in `ServerConfig.__post_init__`.
+
+    A `secret` is never shown.
+    """
+    metadata = {"help": help, "choices": choices, "low": low, "secret": secret}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,21 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that open requests get to finish after SIGTERM", low=0)
     max_body_bytes: int = option(16 << 20, "largest HTTP request body", low=1024)
     max_batch_requests: int = option(1024, "largest batch in one HTTP request", low=1)
+    strict_fields: bool = option(False, "refuse requests with unknown fields; default: ignore those")
+    api_key: str = option(
+        "",
+        "key that clients must send, on every route but /health; better GAPLESS_API_KEY or --api-key-file: "
+        "an argument shows in the process list until the server has started",
+        secret=True,
+    )
+    api_key_file: str = option("", "file that holds the API key")
+    admin_api_key: str = option(
+        "",
+        "key for flushes, aborts of all requests and the like; without it they take the API key, and are off on an "
+        "address other than loopback; better GAPLESS_ADMIN_API_KEY or --admin-api-key-file",
+        secret=True,
+    )
+    admin_api_key_file: str = option("", "file that holds the admin key")
     random_seed: int = option(0, "seed of requests that bring none; 0: from the system")
     toy: str = option("", "knobs of the toy model, KEY=VALUE,...")
     log_level: str = option("info", "least level logged", choices=("debug", "info", "warning", "error"))
@@ -134,8 +155,8 @@ class ServerConfig:
         return self.served_model_name or self.model_path
 
     def public(self) -> dict[str, Any]:
-        """The options that may be shown to anyone (there is no secret among them yet)."""
-        return dataclasses.asdict(self)
+        """The options that may be shown to anyone: all but the secrets."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata["secret"]}
 
 
 def flag(name: str) -> str:

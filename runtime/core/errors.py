@@ -4,11 +4,14 @@ GaplessError                    base; `status` is the HTTP status, `code` is for
 ├── ConfigError                 an option is wrong or two contradict; exit code 2
 ├── ModelLoadError              a model file is missing, damaged or unknown; exit code 2
 ├── RequestError        400     a request is wrong; `param` names the field
+│   ├── AuthenticationError  401  no key, or a wrong one
+│   ├── ForbiddenError  403     the key is not enough, or the route is off
 │   ├── NotFoundError   404
 │   ├── ConflictError   409     a request id that is still alive
 │   └── TooLargeError   413
 ├── CapacityError       503     no room for the request, now or ever; it may be sent elsewhere
-├── AbortedError        499     the client, or an abort call, ended the request
+├── AbortedError        499     the client has gone
+├── DeadlineError       504     the request's own timeout was over before it had any output
 ├── UnavailableError    503     loading, draining or dead
 └── InternalError       500     the engine failed; the request is not to blame
 """
@@ -52,6 +55,16 @@ class RequestError(GaplessError):
     code = "invalid_value"
 
 
+class AuthenticationError(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    status = 403
+    code = "forbidden"
+
+
 class NotFoundError(RequestError):
     status = 404
     code = "not_found"
@@ -75,6 +88,11 @@ class CapacityError(GaplessError):
 class AbortedError(GaplessError):
     status = 499
     code = "aborted"
+
+
+class DeadlineError(GaplessError):
+    status = 504
+    code = "timeout"
 
 
 class UnavailableError(GaplessError):

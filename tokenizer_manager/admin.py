@@ -1,0 +1,73 @@
+"""Routes that act on what other requests share."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import reprlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gapless.runtime.core.errors import AbortedError, RequestError
+from gapless.tokenizer_manager.front import Front
+from gapless.tokenizer_manager.generate import until_disconnect
+from gapless.tokenizer_manager.responses import json_response
+from gapless.tokenizer_manager.routes import RouteSpec
+
+MAX_WAIT_SECONDS = 3600  # for the server to come to rest
+
+
+class BusyError(RequestError):
+    status = 409
+    code = "busy"
+
+
+def routes(front: Front) -> list[RouteSpec]:
+    admin = _Admin(front)
+    return [
+        RouteSpec(
+            "/flush_cache",
+            admin.flush_cache,
+            ("GET", "POST"),
+            admin=True,
+            summary="Empty the prefix cache",
+            query=("timeout",),
+        ),
+    ]
+
+
+class _Admin:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def flush_cache(self, request: Request) -> Response:
+        """`timeout` in the query: seconds to wait for requests to end. A client that goes flushes nothing later."""
+        timeout = _seconds(request.query_params.get("timeout") or "0", "timeout")
+        flushing = asyncio.ensure_future(self._front.flush_cache(timeout))
+        gone = asyncio.ensure_future(until_disconnect(request.receive))
+        try:
+            await asyncio.wait({flushing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not flushing.done():
+                raise AbortedError("the client has gone")
+            result = flushing.result()
+        finally:
+            flushing.cancel()
+            gone.cancel()
+        if not result:
+            raise BusyError(result.message)
+        return json_response(dataclasses.asdict(result))
+
+
+def _seconds(text: str, param: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_WAIT_SECONDS:
+        raise RequestError(
+            f"{param} must be a number of seconds from 0 to {MAX_WAIT_SECONDS}, got {reprlib.repr(text)}",
+            param=param,
+        )
+    return seconds

@@ -95,17 +95,7 @@ class RadixTree:
 
     def match(self, ids: Ids, namespace: Hashable) -> Match:
         """The longest prefix of `ids`, in whole pages, that the namespace holds."""
-        data, at, page_bytes = ids.tobytes(), 0, self._page_bytes
-        node, values = self._roots.get(namespace, self._nowhere), []
-        while (child := node.children.get(data[at : at + page_bytes])) is not None:
-            node = child
-            if not data.startswith(node.key, at):
-                used = self._common_pages(node.key, data, at)
-                values.append(node.value[: used * ID_BYTES])
-                return Match(node, node.begin + used, values)
-            values.append(node.value)
-            at += len(node.key)
-        return Match(node, node.end, values)
+        return self._walk(ids.tobytes(), namespace)
 
     def lock(self, match: Match, priority: int = 0) -> Node:
         """Protects the matched pages until `unlock` of the node that is returned; they count as used once more."""
@@ -146,14 +136,15 @@ class RadixTree:
         from the ones returned, which are read-only.
         """
         assert len(ids) == len(pages) * self.page_size and ids.dtype == pages.dtype == np.int32
-        found = self.match(ids, namespace)
+        data = ids.tobytes()
+        found = self._walk(data, namespace)
         if found.length == len(pages):
             node = self._end_of(found)
             self.lock_node(node)
             self._mark(node, 0, 0, priority)
         else:
-            node = self._add(found, ids, pages, namespace)
-            node.priority = priority
+            node = self._add(found, data, pages, namespace)
+            node.priority = priority  # may be below 0
             self._mark(node, 0, self.insertions, priority)
         self.unlock(node)
         return node, found.pages
@@ -183,6 +174,19 @@ class RadixTree:
             stack.extend(node.children.values())
             if node.parent is not None:
                 yield node
+
+    def _walk(self, data: bytes, namespace: Hashable) -> Match:
+        at, page_bytes = 0, self._page_bytes
+        node, values = self._roots.get(namespace, self._nowhere), []
+        while (child := node.children.get(data[at : at + page_bytes])) is not None:
+            node = child
+            if not data.startswith(node.key, at):
+                used = self._common_pages(node.key, data, at)
+                values.append(node.value[: used * ID_BYTES])
+                return Match(node, node.begin + used, values)
+            values.append(node.value)
+            at += len(node.key)
+        return Match(node, node.end, values)
 
     def _common_pages(self, key: bytes, data: bytes, at: int) -> int:
         """In how many first pages `key` agrees with `data` from byte `at` on."""
@@ -219,15 +223,15 @@ class RadixTree:
             self._unlocked.add(upper)  # behind its parent, until it is locked
         return upper
 
-    def _add(self, found: Match, ids: Ids, pages: Pages, namespace: Hashable) -> Node:
+    def _add(self, found: Match, data: bytes, pages: Pages, namespace: Hashable) -> Node:
         """A new node for all that was not found; it is locked, and its value is added to the match's."""
         parent = self._end_of(found)
         if parent is self._nowhere:
             parent = self._roots[namespace] = Node(b"", b"", None, 0)
             parent.namespace = namespace
         self.lock_node(parent)  # this lock stands for the child's
-        key = ids[found.length * self.page_size :].tobytes()
-        node = Node(key, pages[found.length :].tobytes(), parent, found.length)
+        key, value = data[found.length * self._page_bytes :], pages[found.length :].tobytes()
+        node = Node(key, value, parent, found.length)
         node.locks = 1
         parent.children[self._edge(node)] = node
         found.values.append(node.value)

@@ -12,6 +12,7 @@ from typing import Any
 import gapless
 from gapless.runtime.core.child import EXIT_BAD_INPUT, set_up_logging
 from gapless.runtime.core.errors import ConfigError, GaplessError, ModelLoadError
+from gapless.runtime.core.keys import take_keys
 from gapless.runtime.core.options import Parser, add_options, config_from, options_table
 from gapless.runtime.core.sampling import SamplingParams
 
@@ -77,7 +78,7 @@ def _parser(*, with_bench: bool) -> Parser:
 def _serve(parsed: argparse.Namespace) -> int:
     from gapless.runtime.launch import launch
 
-    config = config_from(parsed.parser, parsed)
+    config = take_keys(config_from(parsed.parser, parsed))
     set_up_logging(config.log_level)
     return launch(config)
 

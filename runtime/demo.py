@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from gapless.runtime.core.child import set_parent_death_signal
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import InternalError
+from gapless.runtime.core.keys import VARIABLES
 from gapless.runtime.core.options import command_line
 
 PROMPT = """\
@@ -72,6 +74,7 @@ def _server(config: ServerConfig) -> Iterator[tuple[subprocess.Popen[str], int]]
     """`gapless serve` on a free port, and that port. Leaving stops it and checks its exit code."""
     server = subprocess.Popen(
         [sys.executable, "-P", "-m", "gapless.runtime.cli", "serve", *command_line(config)],
+        env={name: value for name, value in os.environ.items() if name not in VARIABLES.values()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

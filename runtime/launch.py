@@ -22,6 +22,7 @@ from gapless.runtime.core.child import EXIT_BAD_INPUT, Child, ChildSpec
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError, InternalError
 from gapless.runtime.core.ipc import FRONT, Sender, private_directory
+from gapless.runtime.core.keys import is_loopback
 from gapless.runtime.core.messages import Fatal
 
 SCHEDULER = "gapless.runtime.scheduler.main"
@@ -74,10 +75,15 @@ class _Server:
         self._front = Sender(self._context, self._directory, FRONT)
         host, port = listener.getsockname()[:2]
         listener.close()  # from here on only the HTTP process holds it, so that it closes with it
+        if not (self._config.api_key or is_loopback(self._config.host)):
+            _say(f"warning: whoever reaches {host} can use this server: it has no --api-key")
         print(f"gapless: listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     def _spawn(self, module: str, listen_fd: int | None = None) -> Child:
-        spec = ChildSpec(self._config, self._directory, listen_fd, parent_death_signal=True)
+        config = (
+            self._config.without_secrets() if listen_fd is None else self._config
+        )  # only HTTP needs the keys
+        spec = ChildSpec(config, self._directory, listen_fd, parent_death_signal=True)
         child = Child(module, spec)
         self._children.append(child)
         child.on_exit(self._events.put)

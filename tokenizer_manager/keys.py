@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import AuthenticationError, ForbiddenError, GaplessError
+from gapless.runtime.core.keys import is_loopback
 from gapless.tokenizer_manager.responses import ErrorResponses
 
 OPEN_PATHS = frozenset({"/health"})  # what routers and supervisors ask without a key
@@ -40,14 +40,6 @@ class Keys:
                 )
         elif not hmac.compare_digest(_bearer(scope), self._admin):
             raise AuthenticationError("the admin key is needed: Authorization: Bearer KEY")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`; a name other than localhost counts as public."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bearer(scope: Scope) -> bytes:

@@ -17,7 +17,7 @@ def option(
 ) -> Any:
     """A field with its help; `choices` or the least value are checked in `ServerConfig.__post_init__`.
 
-    A `secret` is never shown.
+    A `secret` (a key, or where it lies) is never shown.
     """
     metadata = {"help": help, "choices": choices, "low": low, "secret": secret}
     return field(default=default, repr=not secret, metadata=metadata)
@@ -27,7 +27,7 @@ def option(
 class ServerConfig:
     model_path: str = option("demo", "Hugging Face directory, GGUF file, `demo` or `toy`")
     served_model_name: str = option("", "name in the API; empty: the model path")
-    host: str = option("127.0.0.1", "address to bind")
+    host: str = option("127.0.0.1", "address to bind; the default is for this machine alone")
     port: int = option(30000, "port to bind; 0 picks a free one", low=0)
     device: str = option(
         "auto",
@@ -95,14 +95,14 @@ class ServerConfig:
         "an argument shows in the process list until the server has started",
         secret=True,
     )
-    api_key_file: str = option("", "file that holds the API key")
+    api_key_file: str = option("", "file that holds the API key", secret=True)
     admin_api_key: str = option(
         "",
         "key for flushes, aborts of all requests and the like; without it they take the API key, and are off on an "
         "address other than loopback; better GAPLESS_ADMIN_API_KEY or --admin-api-key-file",
         secret=True,
     )
-    admin_api_key_file: str = option("", "file that holds the admin key")
+    admin_api_key_file: str = option("", "file that holds the admin key", secret=True)
     random_seed: int = option(0, "seed of requests that bring none; 0: from the system")
     toy: str = option("", "knobs of the toy model, KEY=VALUE,...")
     log_level: str = option("info", "least level logged", choices=("debug", "info", "warning", "error"))
@@ -157,6 +157,9 @@ class ServerConfig:
     def public(self) -> dict[str, Any]:
         """The options that may be shown to anyone: all but the secrets."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata["secret"]}
+
+    def without_secrets(self) -> ServerConfig:
+        return ServerConfig(**self.public())
 
 
 def flag(name: str) -> str:

@@ -52,11 +52,11 @@ def config_from(parser: argparse.ArgumentParser, parsed: argparse.Namespace, **f
 
 
 def command_line(config: ServerConfig) -> list[str]:
-    """The arguments that give `config`: those options that differ from their defaults."""
+    """The arguments that give `config`, secrets aside: those options that differ from their defaults."""
     arguments: list[str] = []
     for field in dataclasses.fields(ServerConfig):
         value = getattr(config, field.name)
-        if value != field.default:
+        if value != field.default and not field.metadata["secret"]:
             arguments.append(flag(field.name) if field.type == "bool" else f"{flag(field.name)}={value}")
     return arguments
 

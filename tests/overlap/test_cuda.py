@@ -115,6 +115,7 @@ def expected(checkpoint: str) -> list[list[int]]:
         {"num_scheduler_steps": 4},
         {"page_size": 1, "disable_radix_cache": True},
         {"max_total_tokens": 96},
+        {"max_total_tokens": 96, "preemption": "swap"},
     ],
     ids=str,
 )
@@ -122,7 +123,7 @@ def expected(checkpoint: str) -> list[list[int]]:
 def test_the_ids_are_the_cpu_s(
     checkpoint: str, expected: list[list[int]], more: dict[str, Any], polls: int
 ) -> None:
-    """Greedy, drawn, adjusted and constrained rows, however often the host is told to wait; the last cell preempts."""
+    """Greedy, drawn, adjusted and constrained rows, however often the host is told to wait; the last cells preempt."""
     config = options(checkpoint, **more)
     assert outputs(config, fake_device(config, FakeStreams(polls))) == expected
 

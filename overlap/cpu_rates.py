@@ -17,7 +17,7 @@ from gapless.kernels.ops import Ops
 from gapless.overlap.page_copies import PagePools, copy_on_cpu
 from gapless.runtime.core.plan import Copy
 
-_COPIED_BYTES = 8 << 20
+_COPIED_BYTES = 8 << 20  # at least a page
 _ROWS, _WIDTH = 64, 1024  # of a product of 0.13 GFLOP
 _RUNS = 5  # the first one touches the memory
 

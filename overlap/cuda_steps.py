@@ -63,7 +63,8 @@ class CUDASteps(TorchSteps):
 
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+    @staticmethod
+    def _copy_page(target: Tensor, source: Tensor) -> None:
         copy_in_stream(target, source)
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:

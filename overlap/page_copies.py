@@ -67,8 +67,6 @@ class PagePools:
         """
         self.device = device
         self._host, self._copy = host, copy
-        on_device, on_host = self._on_device, self._on_host
-        self._ends = {"page": (on_device, on_device), "out": (on_device, on_host), "in": (on_host, on_device)}
 
     @property
     def host_pages(self) -> int:
@@ -77,13 +75,11 @@ class PagePools:
     def carry_out(self, copies: Iterable[Copy]) -> None:
         """In this order."""
         for copy in copies:
-            read, write = self._ends[copy.kind]
             for source, target in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
-                self._copy(write(target), read(source))
+                self._copy(self._page(target, copy.kind == "out"), self._page(source, copy.kind == "in"))
 
-    def _on_device(self, page: int) -> Tensor:
-        return self.device[:, :, page]
-
-    def _on_host(self, page: int) -> Tensor:
+    def _page(self, page: int, on_host: bool) -> Tensor:
+        if not on_host:
+            return self.device[:, :, page]
         assert self._host is not None and page > 0, f"there is no host page {page}"
         return self._host[page - 1]

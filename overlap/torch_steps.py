@@ -61,8 +61,9 @@ class TorchSteps(ABC):
     def _host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that the device copies from and to on its own; raises RuntimeError where there is not so much."""
 
+    @staticmethod
     @abstractmethod
-    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+    def _copy_page(target: Tensor, source: Tensor) -> None:
         """Of the KV pool or of host memory; before what this step and the next ones do with either."""
 
     @abstractmethod

@@ -65,7 +65,8 @@ class TorchWorker(TorchSteps):
 
         return torch.empty(shape, dtype=dtype)  # what is never touched costs nothing
 
-    def _copy_page(self, target: Tensor, source: Tensor) -> None:
+    @staticmethod
+    def _copy_page(target: Tensor, source: Tensor) -> None:
         copy_on_cpu(target, source)
 
     def _sample(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:

@@ -11,8 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gapless.runtime.core.errors import AbortedError, RequestError
+from gapless.tokenizer_manager.api import AbortAnswer, AbortBody, FlushAnswer
+from gapless.tokenizer_manager.fields import read_body
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.generate import until_disconnect
+from gapless.tokenizer_manager.keys import Keys
 from gapless.tokenizer_manager.responses import json_response
 from gapless.tokenizer_manager.routes import RouteSpec
 
@@ -28,12 +31,21 @@ def routes(front: Front) -> list[RouteSpec]:
     admin = _Admin(front)
     return [
         RouteSpec(
+            "/abort_request",
+            admin.abort_request,
+            ("POST",),
+            summary="End one request, or with the admin key all of them, by finish_reason abort",
+            body=AbortBody,
+            answer=AbortAnswer,
+        ),
+        RouteSpec(
             "/flush_cache",
             admin.flush_cache,
             ("GET", "POST"),
             admin=True,
             summary="Empty the prefix cache",
             query=("timeout",),
+            answer=FlushAnswer,
         ),
     ]
 
@@ -41,6 +53,18 @@ def routes(front: Front) -> list[RouteSpec]:
 class _Admin:
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._keys = Keys(front.config)
+
+    async def abort_request(self, request: Request) -> Response:
+        """An id that nobody has is no error: its request may just have ended."""
+        config, registry = self._front.config, self._front.registry
+        body = await read_body(request, self._front.body_room, AbortBody, strict=config.strict_fields)
+        if body.abort_all:
+            self._keys.check_admin(request.scope)
+            return json_response({"aborted": registry.abort_all()})
+        if body.rid is None:
+            raise RequestError("rid or abort_all is needed", param="rid")
+        return json_response({"aborted": registry.abort_named(body.rid)})
 
     async def flush_cache(self, request: Request) -> Response:
         """`timeout` in the query: seconds to wait for requests to end. A client that goes flushes nothing later."""

@@ -47,6 +47,6 @@ def _finish_reason(state: RequestState) -> dict[str, Any] | None:
         case Finish.LENGTH:
             return {"type": "length", "length": finished.completion_tokens}
         case Finish.ABORT:
-            return {"type": "abort", "message": finished.message or "aborted"}
+            return {"type": "abort", "message": state.why or finished.message or "aborted"}
         case _:
             return {"type": "stop", "matched": finished.matched}

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from gapless.runtime.core.errors import GaplessError
-from gapless.tokenizer_manager import admin, generate, info
+from gapless.tokenizer_manager import admin, generate, info, probe, tokenize
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.keys import AdminOnly, Guard, Keys
 from gapless.tokenizer_manager.responses import ErrorResponses
@@ -20,6 +20,8 @@ _GROUPS: tuple[Callable[[Front], list[RouteSpec]], ...] = (
     generate.routes,
     admin.routes,
     info.routes,
+    probe.routes,
+    tokenize.routes,
 )
 
 

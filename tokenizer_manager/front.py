@@ -63,6 +63,7 @@ class Front:
                 self.registry.apply(message)
             case Heartbeat():
                 self.heartbeat = message
+                self.registry.metrics.beat(self._clock())
             case Flushed():
                 self._flusher.answered(message)
             case Ready():

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.api import GenerateAnswer, GenerateBody
 from gapless.tokenizer_manager.body import Body
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.routes import RouteSpec
@@ -27,7 +28,16 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def routes(front: Front) -> list[RouteSpec]:
-    return [RouteSpec("/generate", Generate(front), ("POST",), summary="Continue prompts")]
+    return [
+        RouteSpec(
+            "/generate",
+            Generate(front),
+            ("POST",),
+            summary="Continue prompts; with stream, server-sent events of cumulative answers, then [DONE]",
+            body=GenerateBody,
+            answer=GenerateAnswer | list[GenerateAnswer],
+        )
+    ]
 
 
 class Generate:
@@ -52,7 +62,7 @@ class Generate:
         front = self._front
         front.check_healthy()  # the body may have taken its time
         interval = front.config.stream_interval if request.stream else 0
-        call = front.registry.open(request.prompts, interval)
+        call = front.registry.open(request.prompts, interval, request.timeout)
         with self._aborted_with_client(call, receive):
             await front.submit(call, request.prompts)
             request.prompts.clear()  # an answer may take long

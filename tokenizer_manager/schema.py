@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import RequestError
 from gapless.runtime.core.sampling import SamplingParams
-
-MAX_NAME_CHARS = 256  # of a rid, an extra_key or a cache_salt
+from gapless.tokenizer_manager.api import MAX_NAME_CHARS, MAX_TIMEOUT_SECONDS, GenerateBody, SamplingFields
+from gapless.tokenizer_manager.fields import check_known, decode_object
 
 # Values that ask for nothing; a list of them, one a prompt, neither.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -68,15 +66,18 @@ class GenerateRequest:
     prompts: list[Prompt]
     is_list: bool  # answered by a list: a batch, even of one, or n above 1
     stream: bool
+    timeout: float | None = None  # seconds from now to the end of all its samples
 
 
 def parse_generate(body: bytes | bytearray, config: ServerConfig) -> GenerateRequest:
     """A request from its JSON body; raises RequestError."""
-    return parse_fields(_decode(body), config)
+    return parse_fields(decode_object(body), config)
 
 
 def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateRequest:
     """A request from its fields; raises RequestError naming the field, as in `sampling_params[1].top_p`."""
+    if config.strict_fields:
+        check_known(fields, GenerateBody.__struct_fields__ + tuple(_NOT_YET))
     for name, neutral in _NOT_YET.items():
         if not _is_neutral(fields.get(name), neutral):
             raise RequestError(f"{name} is not supported yet", param=name)
@@ -87,7 +88,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
             param=source,
         )
     size = len(prompts) if is_batch else None
-    params = _sampling_params(fields.get("sampling_params"), size)
+    params = _sampling_params(fields.get("sampling_params"), size, config.strict_fields)
     samples = _samples(params, config.max_batch_requests)
     rids = _rids(fields.get("rid"), size, samples)
     extra_keys = _keys(fields.get("extra_key"), "extra_key", size)
@@ -111,17 +112,8 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
         ],
         is_batch or samples[0] > 1,
         _stream(fields.get("stream")),
+        _timeout(fields.get("timeout")),
     )
-
-
-def _decode(body: bytes | bytearray) -> Mapping[str, Any]:
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise RequestError("the body must be a JSON object")
-    return fields
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -163,7 +155,7 @@ def _id_lists(ids: Any) -> tuple[list[list[Any]], bool]:
     return ids, True
 
 
-def _sampling_params(value: Any, size: int | None) -> list[tuple[str, SamplingParams]]:
+def _sampling_params(value: Any, size: int | None, strict: bool) -> list[tuple[str, SamplingParams]]:
     """(name in errors, parameters) of each prompt."""
     named = _of_each_prompt(value, "sampling_params", size)
     parsed: dict[str, SamplingParams] = {}
@@ -171,6 +163,8 @@ def _sampling_params(value: Any, size: int | None) -> list[tuple[str, SamplingPa
         if not isinstance(item, dict | None):
             raise _wrong(item, name, "an object")
         if name not in parsed:
+            if strict:
+                check_known(item or {}, SamplingFields.__struct_fields__, f"{name}.")
             parsed[name] = SamplingParams.parse(item or {}, name)
     return [(name, parsed[name]) for name, _ in named]
 
@@ -244,6 +238,14 @@ def _stream(value: Any) -> bool:
     if not isinstance(value, bool | None):
         raise _wrong(value, "stream", "true or false")
     return bool(value)
+
+
+def _timeout(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 < value <= MAX_TIMEOUT_SECONDS:
+        raise _wrong(value, "timeout", f"a number of seconds above 0 and at most {MAX_TIMEOUT_SECONDS}")
+    return float(value)
 
 
 def _wrong(value: Any, field: str, want: str) -> RequestError:

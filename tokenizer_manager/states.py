@@ -16,6 +16,7 @@ from gapless.runtime.core.errors import (
     AbortedError,
     CapacityError,
     ConflictError,
+    DeadlineError,
     GaplessError,
     InternalError,
     NotFoundError,
@@ -32,8 +33,10 @@ from gapless.runtime.core.messages import (
     int32s,
     int64s,
 )
+from gapless.tokenizer_manager.metrics import Metrics
 from gapless.tokenizer_manager.schema import Prompt
 
+LATE_END_SECONDS = 2.0  # for the engine to end what has timed out
 _ERRORS: dict[str, type[GaplessError]] = {
     error.code: error
     for error in (
@@ -59,8 +62,11 @@ class RequestState:
     cached_tokens: int = 0
     finished: Finished | None = None
     ended: float = 0.0
+    last: float = 0.0  # when its newest ids came
     told: bool = False  # the scheduler has it
     aborted: bool = False  # the scheduler was told to drop it
+    timed_out: bool = False
+    why: str = ""  # it was ended early, for its client
     sent_ids: int = 0  # of `ids`, in the events so far
 
     def gain(self, text: str, ids: list[int]) -> None:
@@ -77,14 +83,14 @@ class RequestState:
         self.call.wake(self)
 
     def error(self) -> GaplessError | None:
-        """Why there is no answer: a failure, or an abort that came before any output."""
+        """Why there is no answer: a failure, or a timeout before any output. An abort is an answer."""
         if self.finished is None:
             return None
         if self.finished.finish == Finish.FAILED:
             kind = _ERRORS.get(self.finished.code, InternalError)
             return kind(self.finished.message or "the engine failed")
-        if self.finished.finish == Finish.ABORT and not self.ids:
-            return AbortedError(self.finished.message or "the request was aborted")
+        if self.finished.finish == Finish.ABORT and self.timed_out and not self.ids:
+            return DeadlineError(self.why, param="timeout")
         return None
 
 
@@ -98,6 +104,7 @@ class Call:
         self.interval = interval
         self.states: list[RequestState] = []
         self.abandoned = False  # the client has gone
+        self.timer: asyncio.TimerHandle | None = None  # of its timeout
         self._changed: dict[RequestState, None] = {}
         self._event = asyncio.Event()
 
@@ -124,6 +131,8 @@ class Registry:
     def __init__(self, send: Callable[[Submit | Abort], None], capacity: int) -> None:
         self._send = send
         self._capacity = capacity
+        self.metrics = Metrics()
+        self._newest = time.monotonic()  # when the last ids came; the very object in the states that got some
         self._uids = itertools.count(1)
         self._live: dict[int, RequestState] = {}
         # Whom a request id stands for, its own or the one that was given, so that an abort of it reaches just them.
@@ -137,10 +146,18 @@ class Registry:
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, prompts: Sequence[Prompt], interval: int) -> Call:
+    def open(
+        self,
+        prompts: Sequence[Prompt],
+        interval: int,
+        timeout: float | None = None,
+        *,
+        beyond_limit: bool = False,
+    ) -> Call:
         """Takes the prompts' request ids and room for their samples, all or none.
 
-        Raises ConflictError or CapacityError.
+        What has not ended `timeout` seconds later is aborted. Raises ConflictError, and CapacityError unless
+        `beyond_limit`.
         """
         rids = [(prompt.rid, rid) for prompt in prompts for rid in prompt.rids]
         names = {rid for _, rid in rids}
@@ -149,7 +166,7 @@ class Registry:
             raise ConflictError("a request id stands twice in the request", param="rid")
         if taken := (names | parents) & self._named.keys():
             raise ConflictError(f"request id {min(taken)!r} is still alive", param="rid")
-        if len(self._live) + len(rids) > self._capacity:
+        if len(self._live) + len(rids) > self._capacity and not beyond_limit:
             raise CapacityError(
                 f"{len(self._live)} requests are alive; with {len(rids)} more the limit of {self._capacity} "
                 "(--max-queued-requests) is passed"
@@ -162,6 +179,8 @@ class Registry:
             for name in {rid, parent}:
                 self._named.setdefault(name, set()).add(state)
         self._calls.add(call)
+        if timeout is not None:
+            call.timer = asyncio.get_running_loop().call_later(timeout, self._expire, call, timeout)
         self.idle.clear()
         self.empty.clear()
         return call
@@ -176,17 +195,49 @@ class Registry:
     def abort(self, call: Call) -> None:
         """The client has gone: each sample that still runs is aborted, once, and dropped when its end has come."""
         call.abandon()
-        for state in call.states:
+        self._abort(call.states, "the client has gone")
+
+    def abort_named(self, rid: str) -> int:
+        """Aborts whom `rid` stands for, a sample or all samples of a prompt or batch; how many that were."""
+        named = sorted(self._named.get(rid, ()), key=lambda state: state.uid)
+        return self._abort(named, "aborted by request")
+
+    def abort_all(self) -> int:
+        """Aborts every live request; how many that were."""
+        return self._abort(list(self._live.values()), "aborted by request, with all others")
+
+    def _abort(self, states: Sequence[RequestState], why: str) -> int:
+        """The scheduler says when each has ended, once it has it; else it ends here and now."""
+        count = 0
+        for state in states:
             if state.uid not in self._live or state.aborted:
                 continue
+            count += 1
+            state.why = why
             if state.told:
                 state.aborted = True
                 self._send(Abort(state.uid))
             else:
-                self._drop(state)
+                self._end_here(state, Finish.ABORT)
+        return count
+
+    def _expire(self, call: Call, timeout: float) -> None:
+        """The call's timeout is over."""
+        for state in call.states:
+            state.timed_out = state.uid in self._live
+        self._abort(call.states, f"the request's timeout of {timeout:g} s is over")
+        call.timer = asyncio.get_running_loop().call_later(LATE_END_SECONDS, self._give_up, call)
+
+    def _give_up(self, call: Call) -> None:
+        """The engine hangs: it has not ended what it was told to end."""
+        for state in call.states:
+            if state.uid in self._live:
+                self._end_here(state, Finish.ABORT)
 
     def close(self, call: Call) -> None:
         """The handler is done with the call, whatever its end was."""
+        if call.timer is not None:
+            call.timer.cancel()
         self.abort(call)
         self._calls.discard(call)
         if not self._calls:
@@ -197,23 +248,49 @@ class Registry:
         for uid, prompt_tokens, cached_tokens in output.opened:
             if (state := self._live.get(uid)) is not None:
                 state.prompt_tokens, state.cached_tokens = prompt_tokens, cached_tokens
+                self.metrics.in_queue.observe(time.monotonic() - state.created)
         ids, at = int32s(output.ids).tolist(), 0
         rows = zip(int64s(output.uids).tolist(), output.texts, int32s(output.counts).tolist(), strict=True)
+        now, steady = time.monotonic(), 0
         for uid, text, count in rows:
             if (state := self._live.get(uid)) is not None:
                 state.gain(text, ids[at : at + count])
+                if count:
+                    if state.last is self._newest and count == 1:
+                        steady += 1
+                    else:
+                        self._came(state, now, count)
+                    state.last = now
             at += count
+        if ids:
+            self.metrics.stepped(len(ids), now - self._newest, steady)
+            self._newest = now
         for finished in output.finished:
             if (state := self._live.get(finished.uid)) is not None:
-                self._drop(state)
-                state.end(finished)
+                self._end(state, finished)
+
+    def _came(self, state: RequestState, now: float, count: int) -> None:
+        """For the metrics: a request gained its first ids, several, or not those of the last step."""
+        if state.last:
+            self.metrics.between_tokens.observe((now - state.last) / count, count)
+        else:
+            self.metrics.first_token.observe(now - state.created)
 
     def fail_all(self, error: GaplessError) -> None:
         """Nothing more will come: ends every request with `error`."""
         for state in list(self._live.values()):
-            self._drop(state)
-            counts = (state.prompt_tokens, len(state.ids), state.cached_tokens)
-            state.end(Finished(state.uid, Finish.FAILED, None, error.message, error.code, *counts))
+            self._end_here(state, Finish.FAILED, error.message, error.code)
+
+    def _end_here(self, state: RequestState, finish: Finish, message: str = "", code: str = "") -> None:
+        """Ends a live request without the engine's word: it has none to give."""
+        counts = (state.prompt_tokens, len(state.ids), state.cached_tokens)
+        self._end(state, Finished(state.uid, finish, None, message, code, *counts))
+
+    def _end(self, state: RequestState, finished: Finished) -> None:
+        self._drop(state)
+        state.end(finished)
+        seconds = state.ended - state.created
+        self.metrics.ended(finished.finish, seconds, finished.prompt_tokens, finished.cached_tokens)
 
     def _drop(self, state: RequestState) -> None:
         del self._live[state.uid]

@@ -173,7 +173,6 @@ def test_the_events_of_a_batch_carry_their_index(run: Any, on_a_socket: Any) -> 
     [
         (OUT_OF_ROOM, 503, "capacity"),
         ({"finish": Finish.FAILED, "message": "bad row", "code": "unheard of"}, 500, "internal_error"),
-        ({"finish": Finish.ABORT}, 499, "aborted"),
     ],
 )
 def test_a_failure_before_any_output_is_a_real_status(

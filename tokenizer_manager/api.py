@@ -58,8 +58,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class GenerateBody(msgspec.Struct, kw_only=True):
     """One prompt or a batch: `text` or `input_ids`. In a batch the other fields may be lists of one value a prompt."""
 
-    text: str | list[str] | None = None
-    input_ids: list[TokenId | list[TokenId]] | None = None
+    text: str | Annotated[list[str], Meta(min_length=1)] | None = None
+    input_ids: Annotated[list[TokenId | list[TokenId]], Meta(min_length=1)] | None = None
     sampling_params: SamplingFields | list[SamplingFields] | None = None
     rid: Rid | list[Rid] | None = None
     stream: bool | None = False
@@ -72,7 +72,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
             Meta(
                 gt=0,
                 le=MAX_TIMEOUT_SECONDS,
-                description="seconds, then the request is ended: 504 without output",
+                description="seconds, then it is ended: 408 without output",
             ),
         ]
         | None

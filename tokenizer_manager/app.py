@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from gapless.runtime.core.errors import GaplessError
-from gapless.tokenizer_manager import admin, generate, info, probe, tokenize
+from gapless.tokenizer_manager import admin, generate, info, openapi, probe, tokenize
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.keys import AdminOnly, Guard, Keys
 from gapless.tokenizer_manager.responses import ErrorResponses
@@ -26,8 +26,10 @@ _GROUPS: tuple[Callable[[Front], list[RouteSpec]], ...] = (
 
 
 def all_routes(front: Front) -> list[RouteSpec]:
-    """The route table; later entries do not shadow earlier ones."""
-    return [spec for group in _GROUPS for spec in group(front)]
+    """The route table. Of two routes for a path the first counts."""
+    table = [spec for group in _GROUPS for spec in group(front)]
+    table += openapi.routes(table)
+    return table
 
 
 def create_app(front: Front) -> Starlette:

@@ -36,6 +36,7 @@ def routes(front: Front) -> list[RouteSpec]:
             summary="Continue prompts; with stream, server-sent events of cumulative answers, then [DONE]",
             body=GenerateBody,
             answer=GenerateAnswer | list[GenerateAnswer],
+            streams=True,
         )
     ]
 

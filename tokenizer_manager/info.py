@@ -36,7 +36,9 @@ def routes(front: Front) -> list[RouteSpec]:
         RouteSpec("/get_load", info.get_load, summary="For routers that go by load", answer=list[Load]),
         RouteSpec("/v1/models", info.models, summary="The models served: one", answer=ModelList),
         RouteSpec("/v1/models/{id:path}", info.model, summary="The model of this name", answer=Model),
-        RouteSpec("/metrics", info.metrics, summary="Counters and histograms, in Prometheus' text format"),
+        RouteSpec(
+            "/metrics", info.metrics, summary="Counters and histograms for Prometheus", media="text/plain"
+        ),
     ]
 
 

@@ -26,5 +26,7 @@ class RouteSpec:
     admin: bool = False
     summary: str = ""
     body: type[msgspec.Struct] | None = None
-    answer: Any = None
+    answer: Any = None  # a type
     query: tuple[str, ...] = ()  # names of optional numbers
+    media: str = "application/json"  # of the 200 response
+    streams: bool = False  # may answer by server-sent events instead

@@ -11,7 +11,7 @@ GaplessError                    base; `status` is the HTTP status, `code` is for
 │   └── TooLargeError   413
 ├── CapacityError       503     no room for the request, now or ever; it may be sent elsewhere
 ├── AbortedError        499     the client has gone
-├── DeadlineError       504     the request's own timeout was over before it had any output
+├── DeadlineError       408     the request's own timeout was over before it had any output: its limit, not ours
 ├── UnavailableError    503     loading, draining or dead
 └── InternalError       500     the engine failed; the request is not to blame
 """
@@ -91,7 +91,7 @@ class AbortedError(GaplessError):
 
 
 class DeadlineError(GaplessError):
-    status = 504
+    status = 408
     code = "timeout"
 
 

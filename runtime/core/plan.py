@@ -102,7 +102,8 @@ class Copy:
     """Pages whose KV a step copies, all layers, before anything else that touches the pool.
 
     `kind`: "page" from device page to device page (a partial page that a second request will go on with); "out" from
-    device page to host page; "in" from host page to device page. Within one copy no target is named twice.
+    device page to host page; "in" from host page to device page. Within one copy no target is named twice,
+    and no page is both source and target of one of kind "page".
     """
 
     kind: Literal["page", "out", "in"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,8 @@ from gapless.runtime.scheduler.rows import (
     SITS_OUT,
 )
 
+MASK_WAIT_S = 0.005
+IDLE_MASK_WAIT_S = 0.05
 AMPLE = 4  # pages for each running row that make it right to take some before they are needed
 Chunk = tuple[int, int]  # slot, number of tokens
 
@@ -83,14 +87,18 @@ class Composer:
         rows, running = self.batch.rows, self.batch.running
         kept = running[rows.flags[running] & (KEPT | ENDING | PREEMPTED) == KEPT]
         slots, masks = [], []
+        deadline = time.monotonic() + self._patience(kept)
         for slot in kept[rows.launched_out[kept] == rows.output_len[kept]].tolist():
             request = self.batch.request(slot)
             assert request.grammar is not None
             try:
-                masks.append(request.grammar.mask())
-                slots.append(slot)
+                mask = request.grammar.mask(max(deadline - time.monotonic(), 0.0))
             except Exception as error:  # its own fault ends its own request
                 self.failed.append((request, error))
+                continue
+            if mask is not None:
+                masks.append(mask)
+                slots.append(slot)
         if not slots:
             return NONE, NO_MASKS
         late = np.array(slots, np.intp)
@@ -98,6 +106,11 @@ class Composer:
         rows.state[LAUNCHED_OUT : IN_FLIGHT + 1, late] += 1
         rows.flags[late[rows.launched_out[late] >= rows.max_output[late]]] |= FULL
         return late, np.stack(masks)
+
+    def _patience(self, kept: Slots) -> float:
+        """Seconds that a step waits for masks: long only where it would be empty without them."""
+        others = self.batch.running.size > kept.size or self.batch.retired_step < self.batch.launched_step
+        return MASK_WAIT_S if others else IDLE_MASK_WAIT_S
 
     def _decode(self, flags: NDArray[np.uint8], seen: int, but: int) -> Slots:
         """Rows with none of the flags `but`, oldest first, that have a page for one more token."""

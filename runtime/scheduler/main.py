@@ -19,6 +19,8 @@ from gapless.runtime.core.ipc import DETOKENIZER, SCHEDULER, Receiver, Sender
 from gapless.runtime.core.messages import Fatal, Ready, ToScheduler
 from gapless.runtime.core.plan import DeviceInfo
 from gapless.runtime.core.trace import Recorder, Trace
+from gapless.runtime.scheduler.grammar import unconstrained
+from gapless.runtime.scheduler.grammar_matcher import Grammars, load_in_background
 from gapless.runtime.scheduler.loop import Inbox, Loop, Outbox
 from gapless.runtime.scheduler.scheduler import Scheduler
 
@@ -91,10 +93,12 @@ def main(spec: ChildSpec) -> int:
     config = spec.config
     try:
         device = make_device(config)
+        loading = load_in_background(config.model_path) if config.grammar_backend != "none" else None
         trace = Trace(Path(config.trace)) if config.trace else None
         info = device.start()
         log.info("device: %s", info.description)
-        scheduler = Scheduler(config, info)
+        make_grammar = Grammars(loading.result(), info.vocab_size).make if loading else unconstrained
+        scheduler = Scheduler(config, info, make_grammar)
         outbox.send(ready_message(config, info, scheduler))
         gc.collect()
         gc.freeze()  # what loading made stays: the collector need not look at it again

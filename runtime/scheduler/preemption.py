@@ -49,9 +49,19 @@ class Preemption:
         if not others:
             self._drop_swapped()
             return []
-        request = self._preempt(min(others, key=self._reluctance))
+        request = self.preempt(min(others, key=self._reluctance))
         self._batch.settle(request.slot)
         return [request]
+
+    def preempt(self, request: Request) -> Request:
+        """Marks it: it is launched no more, and gives its pages back when nothing of it is in flight."""
+        self._batch.rows.flags[request.slot] |= PREEMPTED
+        request.preemptions += 1
+        self._reserve.preempted()
+        order = self._order(request)
+        place = sum(self._order(other) < order for other in self.preempted)
+        self.preempted.insert(place, request)
+        return request
 
     def settle(self) -> None:
         """Preempted rows that no launched step names give their pages back."""
@@ -74,10 +84,10 @@ class Preemption:
         lesser.sort(key=self._reluctance)
         alone = next((other for other in lesser if self._pages_freed(other) >= missing), None)
         if alone is not None:
-            return [self._preempt(alone)]
+            return [self.preempt(alone)]
         freed = list(itertools.accumulate(map(self._pages_freed, lesser)))
         enough = sum(pages < missing for pages in freed) + 1
-        return [self._preempt(other) for other in lesser[:enough]] if enough <= len(lesser) else []
+        return [self.preempt(other) for other in lesser[:enough]] if enough <= len(lesser) else []
 
     def _reluctance(self, request: Request) -> tuple[bool, int, int, int]:
         """Who gives way first: not one that had to often, then the least urgent, then who loses least, the newest."""
@@ -103,15 +113,6 @@ class Preemption:
     def _is_relief_coming(self) -> bool:
         rows, running = self._batch.rows, self._batch.running
         return bool(np.count_nonzero(rows.flags[running] & (ENDING | PREEMPTED)))
-
-    def _preempt(self, request: Request) -> Request:
-        self._batch.rows.flags[request.slot] |= PREEMPTED
-        request.preemptions += 1
-        self._reserve.preempted()
-        order = self._order(request)
-        place = sum(self._order(other) < order for other in self.preempted)
-        self.preempted.insert(place, request)
-        return request
 
     def _order(self, request: Request) -> tuple[int, int]:
         return -request.priority if self._by_priority else 0, request.arrival

@@ -29,7 +29,7 @@ from gapless.runtime.scheduler.admission import Admission
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.compose import Composer
 from gapless.runtime.scheduler.composition import Composition
-from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
+from gapless.runtime.scheduler.grammar import GrammarComplete, MakeGrammar, unconstrained
 from gapless.runtime.scheduler.planner import Planner
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.reserve import Reserve
@@ -265,7 +265,10 @@ class Scheduler:
         self.on_composed()
         failed, self.composer.failed = self.composer.failed, []
         for request, error in failed:
-            self._fail(request, error)
+            if isinstance(error, GrammarComplete):
+                self._close(request, Finish.STOP_TOKEN)
+            else:
+                self._fail(request, error)
         return None if what.is_empty else self._planner.build(what)
 
     def _decide(self, slots: Slots, generations: I32, ids: Ids) -> bool:

@@ -306,6 +306,7 @@ class _Host:
             receiver: Receiver[ToDetokenizer] = Receiver(context, directory, DETOKENIZER)
             self._sender = Sender(context, directory, SCHEDULER)
             self._front = Front(self.config, self._sender.send)
+            stack.callback(self._front.grammars.close)
             self._ready: asyncio.Future[None] = self._loop.create_future()
             # This thread outlives the child, as the parent-death signal asks.
             child = Child(_SCHEDULER_MODULE, ChildSpec(self.config, directory, parent_death_signal=True))

@@ -26,6 +26,7 @@ from gapless.runtime.core.messages import (
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.tokenizer_manager.body import BodyRoom
 from gapless.tokenizer_manager.flush import Flusher, FlushResult
+from gapless.tokenizer_manager.grammar import Grammars
 from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
 from gapless.tokenizer_manager.states import Call, Registry
@@ -48,6 +49,7 @@ class Front:
         self.registry = Registry(send, config.max_queued_requests)
         self._flusher = Flusher(send, self.registry, self.check_healthy)
         self.body_room = BodyRoom(config.max_body_bytes)
+        self.grammars = Grammars(config.grammar_timeout, enabled=config.grammar_backend != "none")
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False
@@ -125,9 +127,11 @@ class Front:
         check_lengths(prompts, tokenizer, ready)
         samples = iter([(state.uid, self._seeds.getrandbits(63)) for state in call.states])
         work = [(prompt, list(itertools.islice(samples, prompt.params.n))) for prompt in prompts]
+        grammars = [await self.grammars.lark(prompt) for prompt in prompts]
 
         def run() -> list[Submit]:
-            return [message for item in work for message in prepare(*item, tokenizer, ready)]
+            items = zip(work, grammars, strict=True)
+            return [m for item, grammar in items for m in prepare(*item, tokenizer, ready, grammar)]
 
         size = sum(len(prompt.text or prompt.input_ids or "") for prompt in prompts)
         messages = run() if size <= _INLINE_SIZE else await asyncio.to_thread(run)

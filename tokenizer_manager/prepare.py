@@ -12,6 +12,7 @@ import numpy as np
 from gapless.runtime.core.errors import RequestError
 from gapless.runtime.core.messages import Ready, Submit
 from gapless.runtime.core.random import mix
+from gapless.runtime.core.sampling import GRAMMARS
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.tokenizer_manager.schema import Prompt
 
@@ -19,9 +20,15 @@ _SURELY_SHORT = 8192  # characters, too few to be worth a look at the vocabulary
 
 
 def prepare(
-    prompt: Prompt, samples: Sequence[tuple[int, int]], tokenizer: Tokenizer, ready: Ready
+    prompt: Prompt,
+    samples: Sequence[tuple[int, int]],
+    tokenizer: Tokenizer,
+    ready: Ready,
+    grammar: str = "",
 ) -> list[Submit]:
     """Tokenizes and fits `prompt`, once for all its `samples`: (uid, seed where the prompt brings none) of each.
+
+    `grammar` is what the output must match, in Lark.
 
     Raises RequestError where an id is outside the embedding table, or the prompt is empty or too long. It holds the
     GIL for a fraction of the time that tokenizing takes: call it in a thread where the text is long.
@@ -43,12 +50,17 @@ def prepare(
     first = Submit(
         uids[0],
         np.array(ids, "<i4").tobytes(),
-        msgspec.structs.replace(params, max_new_tokens=min(params.max_new_tokens, fitting)),
+        msgspec.structs.replace(
+            params,
+            max_new_tokens=min(params.max_new_tokens, fitting),
+            **dict.fromkeys(GRAMMARS),  # the scheduler reads `grammar`
+        ),
         tuple(sorted(eos.union(params.stop_token_ids))),
         seeds[0],
         prompt.extra_key,
         prompt.cache_salt,
         prompt.priority,
+        grammar,
     )
     others = zip(uids[1:], seeds[1:], strict=True)
     return [first, *(msgspec.structs.replace(first, uid=u, seed=s, leader=first.uid) for u, s in others)]

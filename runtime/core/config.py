@@ -84,6 +84,12 @@ class ServerConfig:
     incremental_streaming_output: bool = option(
         False, "stream deltas; default: cumulative text, as SGLang does"
     )
+    grammar_backend: str = option(
+        "llguidance",
+        "what keeps an output to a JSON schema, regex or EBNF; none: such requests are refused, and loading is faster",
+        choices=("llguidance", "none"),
+    )
+    grammar_timeout: float = option(5.0, "seconds that checking one grammar may take", low=0.1)
     watchdog_timeout: float = option(300.0, "seconds after which a device step counts as hung; fatal", low=1)
     drain_timeout: float = option(30.0, "seconds that open requests get to finish after SIGTERM", low=0)
     max_body_bytes: int = option(16 << 20, "largest HTTP request body", low=1024)

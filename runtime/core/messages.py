@@ -50,6 +50,7 @@ class Submit(_Message):
     extra_key: str = ""
     cache_salt: str = ""
     priority: Int32 = 0  # more is more urgent
+    grammar: str = ""  # what the output must match, in Lark, checked; empty: anything
     leader: int = -1  # uid of the first of n samples of one prompt, whose computed prompt this one shares
 
 

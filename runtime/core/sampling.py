@@ -5,6 +5,7 @@ Names, defaults and ranges follow SGLang's, so that its clients work unchanged.
 
 from __future__ import annotations
 
+import re
 import reprlib
 import sys
 from collections.abc import Mapping
@@ -19,15 +20,20 @@ MAX_STOP_CHARS = 1024  # of all stop strings together: the automaton that finds 
 MAX_BIASES = 1024
 MAX_SAMPLES = 16384  # of one prompt, whatever the limits of the server are
 GREEDY_BELOW = 1e-6
+_BRACKETS = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
+_BRACKETS_AND_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"|[()\[\]{}]', re.DOTALL)
 
 # Known to SGLang's and vLLM's clients and not served yet. A value other than the neutral ones given here is refused:
 # a parameter that is accepted and ignored would be a wrong answer.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "structural_tag": (),
-}
+_NOT_YET: dict[str, tuple[Any, ...]] = {"structural_tag": ()}
+
+GRAMMARS = (
+    "json_schema",
+    "regex",
+    "ebnf",
+)  # fields that say what the output must match; at most one is given
+MAX_GRAMMAR_CHARS = 1 << 17
+MAX_GRAMMAR_DEPTH = 100  # brackets within brackets
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +57,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     sampling_seed: int | None = None
+    json_schema: str | None = None  # JSON text
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """The field that says what the output must match, and its text."""
+        for name in GRAMMARS:
+            if (text := getattr(self, name)) is not None:
+                return name, text
+        return None
 
     @property
     def adjusts_logits(self) -> bool:
@@ -74,6 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name} is not supported yet", param=f"{prefix}.{name}")
         names = cls.__struct_fields__
         values = {name: _check(name, given[name], prefix) for name in names if name in given}
+        if len(both := [name for name in GRAMMARS if name in values]) > 1:
+            raise RequestError(f"give {both[0]} or {both[1]}, not both", param=f"{prefix}.{both[1]}")
         params = cls(**values)
         if params.min_new_tokens > params.max_new_tokens:
             raise RequestError(
@@ -129,6 +148,8 @@ def _check(name: str, value: Any, prefix: str) -> Any:
             return integer(-(2**63), 2**63 - 1, "a 64-bit integer")
         case "stop":
             return _stops(value, refuse)
+        case "json_schema" | "regex" | "ebnf":
+            return _grammar(name, value, refuse)
         case "stop_token_ids":
             ids = [value] if type(value) is int else value
             if type(ids) not in (list, tuple) or any(type(i) is not int for i in ids):
@@ -167,3 +188,34 @@ def _stops(value: Any, refuse: Any) -> tuple[str, ...]:
     if any("\ud800" <= char <= "\udfff" for stop in stops for char in stop):
         raise refuse("text without lone surrogates: no output can hold one")
     return tuple(stops)
+
+
+def _grammar(name: str, value: Any, refuse: Any) -> str:
+    """The text of a grammar, small enough to be looked at. What it says is checked elsewhere, under a deadline."""
+    is_schema = name == "json_schema"
+    if is_schema and isinstance(value, dict):
+        try:
+            value = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, RecursionError) as error:  # from a caller in Python
+            raise refuse("a JSON schema, as a string or an object") from error
+    if type(value) is not str:
+        raise refuse("a JSON schema, as a string or an object" if is_schema else "a string")
+    if len(value) > MAX_GRAMMAR_CHARS:
+        raise refuse(f"at most {MAX_GRAMMAR_CHARS} characters")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise refuse("text without lone surrogates")
+    if _depth(value, in_quotes=not is_schema) > MAX_GRAMMAR_DEPTH:
+        raise refuse(f"nested at most {MAX_GRAMMAR_DEPTH} deep")
+    return value
+
+
+def _depth(text: str, *, in_quotes: bool) -> int:
+    """How deep brackets stand in brackets, without escaped ones; those in double quotes count where `in_quotes`."""
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text) if in_quotes else _BRACKETS_AND_STRINGS.finditer(text):
+        if match[0] in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[0] in ")]}":
+            depth = max(depth - 1, 0)
+    return deepest

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gapless.runtime.core.errors import RequestError
 from gapless.runtime.core.sampling import (
     MAX_BIASES,
+    MAX_GRAMMAR_CHARS,
     MAX_SAMPLES,
     MAX_STOP_CHARS,
     MAX_STOPS,
@@ -136,20 +137,56 @@ def test_which_requests_adjust_their_logits(fields: dict[str, Any], adjusts: boo
     assert SamplingParams.parse(fields).adjusts_logits is adjusts
 
 
+def test_what_is_not_served_is_refused_unless_it_asks_for_nothing() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams.parse({"structural_tag": "{}"})
+    assert caught.value.param == "sampling_params.structural_tag"
+    assert SamplingParams.parse({"structural_tag": None}) == SamplingParams()
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "neutral"),
+    ("fields", "grammar"),
     [
-        ("regex", "[", None),
-        ("json_schema", "{}", None),
+        ({}, None),
+        ({"regex": None, "json_schema": None, "ebnf": "root ::= x"}, ("ebnf", "root ::= x")),
+        ({"regex": ""}, ("regex", "")),
+        ({"regex": "(" * 100 + "\\(" * 100 + ")" * 100}, ("regex", "(" * 100 + "\\(" * 100 + ")" * 100)),
+        (
+            {"json_schema": {"b": 1, "a": "é" + "[" * 200}},
+            ("json_schema", '{"b":1,"a":"é' + "[" * 200 + '"}'),
+        ),
+        ({"json_schema": '{"a": "\\"[[["}'}, ("json_schema", '{"a": "\\"[[["}')),
+        ({"json_schema": "x" * MAX_GRAMMAR_CHARS}, ("json_schema", "x" * MAX_GRAMMAR_CHARS)),
     ],
 )
-def test_what_is_not_served_is_refused_unless_it_asks_for_nothing(
-    name: str, value: Any, neutral: Any
+def test_what_the_output_must_match_is_kept_as_text(
+    fields: dict[str, Any], grammar: tuple[str, str] | None
 ) -> None:
+    assert SamplingParams.parse(fields).grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"regex": 3}, "regex"),
+        ({"regex": {"a": 1}}, "regex"),
+        ({"regex": "\ud800"}, "regex"),
+        ({"ebnf": ["root"]}, "ebnf"),
+        ({"json_schema": [1]}, "json_schema"),
+        ({"json_schema": True}, "json_schema"),
+        ({"json_schema": {"a": object()}}, "json_schema"),
+        ({"json_schema": "x" * (MAX_GRAMMAR_CHARS + 1)}, "json_schema"),
+        ({"json_schema": '{"a":' * 101 + "1" + "}" * 101}, "json_schema"),
+        ({"regex": "(" * 101 + "a" + ")" * 101}, "regex"),
+        ({"ebnf": 'root ::= "' + "(" * 101 + '"'}, "ebnf"),
+        ({"regex": "a", "ebnf": "root ::= a"}, "ebnf"),
+        ({"regex": "a", "json_schema": "{}"}, "regex"),
+    ],
+)
+def test_a_grammar_is_one_text_of_bounded_size_and_depth(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as caught:
-        SamplingParams.parse({name: value})
-    assert caught.value.param == f"sampling_params.{name}"
-    assert SamplingParams.parse({name: neutral}) == SamplingParams()
+        SamplingParams.parse(fields)
+    assert caught.value.param == f"sampling_params.{field}"
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))

@@ -69,7 +69,7 @@ class Everything:
     def __init__(self) -> None:
         self.count = 0
 
-    def mask(self) -> np.ndarray:
+    def mask(self, wait_s: float) -> np.ndarray:
         bits = np.zeros(TINY["vocab_size"], np.uint8)
         bits[self.count % 2 :: 2] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)

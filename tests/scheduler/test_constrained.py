@@ -33,7 +33,7 @@ class FakeGrammar:
         self.output: list[int] = []
         self.break_at = break_at
 
-    def mask(self) -> np.ndarray:
+    def mask(self, wait_s: float) -> np.ndarray:
         return mask_after(self.output)
 
     def accept(self, token: int) -> None:

@@ -99,7 +99,7 @@ class PatternGrammar:
     def __init__(self):
         self.last = ""
 
-    def mask(self):
+    def mask(self, wait_s):
         bits = np.zeros(512, np.uint8)
         bits[NEXT[self.last]] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)

@@ -156,8 +156,11 @@ def _front(echo: bool, loaded: bool, options: dict[str, Any]) -> tuple[Front, En
 async def _in_process(*, echo: bool = True, loaded: bool = True, **options: Any) -> AsyncIterator[Service]:
     front, engine = _front(echo, loaded, options)
     transport = httpx.ASGITransport(create_app(front), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=WAIT) as client:
-        yield Service(front, engine, client)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=WAIT) as client:
+            yield Service(front, engine, client)
+    finally:
+        front.grammars.close()
 
 
 @asynccontextmanager
@@ -171,6 +174,7 @@ async def _on_a_socket(*, echo: bool = False, loaded: bool = True, **options: An
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as client:
             yield Service(front, engine, client, port)
     finally:
+        front.grammars.close()
         server.should_exit = True
         await asyncio.wait_for(serving, WAIT)
 

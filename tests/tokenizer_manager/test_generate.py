@@ -288,9 +288,10 @@ def test_the_end_of_the_engine_ends_every_request(run: Any, on_a_socket: Any) ->
                 ("logit_bias", {"5": None}),
                 ("n", 0),
                 ("n", 2**63 - 1),
-                ("regex", "a+"),
-                ("json_schema", "{}"),
-                ("ebnf", "root ::= 'a'"),
+                ("regex", 5),
+                ("json_schema", []),
+                ("ebnf", "x" * 200_000),
+                ("structural_tag", "{}"),
             )
         ),
         (

@@ -247,8 +247,9 @@ class Registry:
         """Gives every named request what it gained; what names a request that is not alive is dropped."""
         for uid, prompt_tokens, cached_tokens in output.opened:
             if (state := self._live.get(uid)) is not None:
+                if not state.prompt_tokens:
+                    self.metrics.in_queue.observe(time.monotonic() - state.created)
                 state.prompt_tokens, state.cached_tokens = prompt_tokens, cached_tokens
-                self.metrics.in_queue.observe(time.monotonic() - state.created)
         ids, at = int32s(output.ids).tolist(), 0
         rows = zip(int64s(output.uids).tolist(), output.texts, int32s(output.counts).tolist(), strict=True)
         now, steady = time.monotonic(), 0

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from gapless.runtime.core.errors import InternalError, RequestError
+from gapless.runtime.core.errors import InternalError, RequestError, UnavailableError
 from gapless.tokenizer_manager.grammar_frames import Checked, Grammar, read_frame, write_frame
 from gapless.tokenizer_manager.schema import Prompt
 
@@ -37,6 +37,7 @@ class Grammars:
         self._running: dict[tuple[str, str], asyncio.Task[Checked]] = {}
         self._verdicts: OrderedDict[tuple[str, str], Checked] = OrderedDict()
         self._chars = 0
+        self._closed = False
 
     async def lark(self, prompt: Prompt) -> str:
         """The grammar of the prompt's output in Lark, empty where there is none; RequestError where it is bad."""
@@ -59,12 +60,15 @@ class Grammars:
         return checked.lark
 
     def close(self) -> None:
+        self._closed = True
         self._worker.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)  # what waits there finds the worker closed
 
     async def _check(self, key: tuple[str, str]) -> Checked:
         loop = asyncio.get_running_loop()
         try:
+            if self._closed:
+                raise UnavailableError("the server is shutting down")
             checked = await loop.run_in_executor(self._thread, self._worker.check, Grammar(*key))
         finally:
             del self._running[key]
@@ -85,14 +89,14 @@ class Worker:
         self._closed = False
 
     def check(self, grammar: Grammar) -> Checked:
-        """Raises InternalError where there is no process to ask."""
+        """Raises InternalError where the process does not start, UnavailableError once it was closed."""
         process = self._started()
         answer = _ask(process, msgspec.msgpack.encode(grammar), self._timeout)
         if isinstance(answer, Checked):
             return answer
         self._end()
         if self._closed:
-            raise InternalError("the server is shutting down")
+            raise UnavailableError("the server is shutting down")
         log.warning("a grammar was refused: its check %s", answer)
         return Checked(error=f"checking it {answer}")
 
@@ -104,7 +108,7 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise InternalError("the server is shutting down")
+                raise UnavailableError("the server is shutting down")
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", _MODULE],

@@ -1,0 +1,55 @@
+"""What /openapi.json allows, and what it does not, sent to the real server: it answers all, and never by a 5xx."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+
+OPTIONS = (
+    "--context-length=64",
+    "--max-batch-requests=8",
+    "--max-body-bytes=65536",
+    "--grammar-backend=none",
+)
+
+
+@pytest.mark.parametrize("cases", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_case_is_a_5xx(serve: Any, cases: int) -> None:
+    """Most cases go to the routes that take a body: of the shape that is described, and of others."""
+    server = serve(*OPTIONS)
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    operations = [result.ok() for result in document.get_all_operations()]
+    runs = [(operation, GenerationMode.POSITIVE, 2) for operation in operations if not operation.body]
+    with_body = [operation for operation in operations if operation.body]
+    each = cases // (2 * len(with_body))
+    runs += [(operation, mode, each) for operation in with_body for mode in GenerationMode]
+    seen: Counter[tuple[str, bool]] = Counter()
+    for operation, mode, count in runs:
+
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case: schemathesis.Case) -> None:
+            if mode is GenerationMode.POSITIVE and case.operation.path == "/generate":
+                # No schema says that exactly one of the two is needed; most cases would end there.
+                case.body |= {"text": "ab", "input_ids": None}
+            response = case.call(base_url=server.url)
+            seen[case.operation.path, response.status_code < 400] += 1
+            case.validate_response(response, checks=[not_a_server_error])
+
+        check()
+    assert seen.total() >= cases
+    for operation in with_body:
+        assert seen[operation.path, True], f"no case of {operation.path} was accepted: {seen}"
+        assert seen[operation.path, False], f"no case of {operation.path} was refused: {seen}"

@@ -125,9 +125,12 @@ def _advance(matcher: LLMatcher, token: int) -> _Compiled:
 def mask_of(matcher: LLMatcher) -> I32:
     """[words]: the ids that may come next, the end among them."""
     try:
-        return np.frombuffer(matcher.compute_bitmask(), np.int32)
+        mask = np.frombuffer(matcher.compute_bitmask(), np.int32)
     except ValueError as error:
         raise RequestError(_reason(matcher)) from error
+    if matcher.is_error():  # its masks look like the end of the output
+        raise RequestError(_reason(matcher))
+    return mask
 
 
 def _reason(matcher: LLMatcher) -> str:

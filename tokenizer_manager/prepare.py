@@ -38,7 +38,9 @@ def prepare(
         _check_id(token_id, f"{prompt.params_field}.stop_token_ids[{i}]", ready.vocab_size)
     for token_id in params.logit_bias:
         _check_id(token_id, f"{prompt.params_field}.logit_bias[{token_id}]", ready.vocab_size)
-    ids = prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text)
+    ids = (
+        prompt.input_ids if prompt.text is None else tokenizer.encode(prompt.text, prompt.add_special_tokens)
+    )
     assert ids is not None
     _check_length(len(ids), "tokens", _longest(ready), prompt.field, ready)
     _check_ids(ids, prompt.field, ready)

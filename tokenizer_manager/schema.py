@@ -57,6 +57,7 @@ class Prompt:
     extra_key: str = ""
     cache_salt: str = ""
     priority: int = 0
+    add_special_tokens: bool = True  # to `text`
     field: str = "text"
     params_field: str = "sampling_params"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gapless.runtime.core.errors import ConfigError
 
+CHAT_TEMPLATES = ("chatml", "gemma", "llama-3", "mistral")  # that come with us
+TOOL_FORMATS = ("auto", "hermes", "llama3", "mistral", "qwen25")
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
 
@@ -59,7 +62,7 @@ class ServerConfig:
     chunked_prefill_size: int = option(512, "prompt tokens of one request in a step", low=1)
     max_num_batched_tokens: int = option(1024, "tokens in a step, decode and prefill together", low=1)
     schedule_policy: str = option(
-        "fcfs",
+        "lpm",
         "order of the queue: longest cached prefix first (it ages), heaviest prefix tree first, first come, "
         "longest output first, random, priority (higher first; it preempts)",
         choices=("lpm", "dfs-weight", "fcfs", "lof", "random", "priority"),
@@ -79,6 +82,15 @@ class ServerConfig:
     swap_space: float = option(4.0, "GiB of host memory for the KV of preempted requests", low=0)
     disable_overlap_schedule: bool = option(False, "wait for each step before preparing the next")
     num_scheduler_steps: int = option(1, "device steps launched from one composition of the batch", low=1)
+    chat_template: str = option(
+        "",
+        "template of /v1/chat/completions: chatml, gemma, llama-3, mistral, or a Jinja file; empty: the model's own",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "form in which the model calls tools; auto: seen from the chat template; qwen25 is hermes by SGLang's name",
+        choices=TOOL_FORMATS,
+    )
     trace: str = option("", "file to write a Chrome trace of the loop and the device to")
     stream_interval: int = option(1, "least number of new tokens between two events of a stream", low=1)
     incremental_streaming_output: bool = option(
@@ -150,6 +162,11 @@ class ServerConfig:
             refuse(f"--toy {self.toy}: only for --model-path toy, not {self.model_path}", "toy")
         if self.model_path == "toy" and self.device == "cuda":
             refuse("--device cuda: the toy model runs on the CPU (or on --device sim)", "device")
+        if self.chat_template not in ("", *CHAT_TEMPLATES) and not Path(self.chat_template).is_file():
+            refuse(
+                f"--chat-template {self.chat_template}: neither a file nor one of {', '.join(CHAT_TEMPLATES)}",
+                "chat_template",
+            )
         if self.max_total_tokens and self.max_total_tokens < self.page_size:
             refuse(
                 f"--max-total-tokens {self.max_total_tokens} is less than --page-size {self.page_size}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from gapless.runtime.tokenizer.pieces import TokenPieces
@@ -16,6 +16,7 @@ class Tokenizer(Protocol):
     eos_token_ids: frozenset[int]  # the tokenizer's own; a model's configuration may name more
     special_ids: frozenset[int]
     chat_template: str | None  # Jinja source
+    special_tokens: Mapping[str, str]  # what chat templates read by the names bos_token, eos_token, ...
     pieces: TokenPieces
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...

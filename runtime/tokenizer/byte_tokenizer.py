@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from gapless.runtime.tokenizer.base import scalar_text
 from gapless.runtime.tokenizer.pieces import TokenPieces
@@ -23,6 +24,7 @@ class ByteTokenizer:
     eos_token_ids = frozenset({EOS_ID})
     special_ids = frozenset({EOS_ID})
     chat_template: str | None = None
+    special_tokens: Mapping[str, str] = MappingProxyType({"eos_token": "<eos>"})
 
     def __init__(self, vocab_size: int = 512) -> None:
         first_merge = EOS_ID + 1

@@ -17,6 +17,7 @@ class Facts:
     bos_token_id: int | None
     eos_token_ids: list[int]
     chat_template: str | None
+    special_tokens: dict[str, str]
 
 
 @dataclass(frozen=True)

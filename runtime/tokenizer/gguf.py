@@ -33,7 +33,8 @@ def read_definition(path: Path) -> Definition:
         vocabulary.token("eos") if vocabulary.get("add_eos_token", False) else None,
     )
     chat_template = vocabulary.metadata.get("tokenizer.chat_template")
-    return Definition(spec, Facts(bos[1] if bos else None, sorted(ends), chat_template))
+    special = {f"{role}_token": token[0] for role in ("bos", "eos") if (token := vocabulary.token(role))}
+    return Definition(spec, Facts(bos[1] if bos else None, sorted(ends), chat_template, special))
 
 
 def _affixes(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:

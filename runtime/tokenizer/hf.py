@@ -27,7 +27,12 @@ def read_definition(directory: Path) -> Definition:
     bos, eos = (_token(config, role, spec, settings) for role in ("bos_token", "eos_token"))
     spec["truncation"] = spec["padding"] = None  # a prompt is never cut or padded silently
     chat = template.read_text() if template.is_file() else _default_template(config.get("chat_template"))
-    return Definition(spec, Facts(bos[1] if bos else None, [eos[1]] if eos else [], chat))
+    special = {
+        role: content
+        for role in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if (content := _content(config.get(role))) is not None
+    }
+    return Definition(spec, Facts(bos[1] if bos else None, [eos[1]] if eos else [], chat, special))
 
 
 def _advice(directory: Path) -> str:
@@ -47,9 +52,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token(config: dict[str, Any], role: str, spec: dict[str, Any], path: Path) -> tuple[str, int] | None:
-    """The (token, id) that plays `role` in the configuration, where a token is a string or {"content": string}."""
-    named = config.get(role)
-    content = named.get("content") if isinstance(named, dict) else named
+    """The (token, id) that plays `role` in the configuration."""
+    content = _content(config.get(role))
     if content is None:
         return None
     for token in spec.get("added_tokens") or []:
@@ -59,6 +63,11 @@ def _token(config: dict[str, Any], role: str, spec: dict[str, Any], path: Path) 
     if content in vocab:
         return content, vocab[content]
     raise ModelLoadError(f"{path} names {content!r} as {role}, which tokenizer.json does not have")
+
+
+def _content(token: Any) -> str | None:
+    """A configuration writes a token as a string or as {"content": string}."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _default_template(templates: str | list[dict[str, str]] | None) -> str | None:

@@ -21,7 +21,7 @@ from gapless.runtime.tokenizer.byte_tokenizer import ByteTokenizer
 from gapless.runtime.tokenizer.definition import Definition, Facts
 from gapless.runtime.tokenizer.pieces import TokenPieces
 
-_VERSION = 1  # of the entry's content: a change to how it is derived needs another
+_VERSION = 2  # of the entry's content: a change to how it is derived needs another
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:

@@ -14,10 +14,10 @@ from gapless.runtime.core.errors import AbortedError, RequestError
 from gapless.tokenizer_manager.api import AbortAnswer, AbortBody, FlushAnswer
 from gapless.tokenizer_manager.fields import read_body
 from gapless.tokenizer_manager.front import Front
-from gapless.tokenizer_manager.generate import until_disconnect
 from gapless.tokenizer_manager.keys import Keys
 from gapless.tokenizer_manager.responses import json_response
 from gapless.tokenizer_manager.routes import RouteSpec
+from gapless.tokenizer_manager.serving import until_disconnect
 
 MAX_WAIT_SECONDS = 3600  # for the server to come to rest
 

@@ -23,6 +23,7 @@ from gapless.runtime.tokenizer.grammar_vocabulary import grammar_tokenizer
 from gapless.runtime.tokenizer.load import load_pieces
 
 MAX_COMPILED = 256  # grammars kept, with no request's state in them
+MAX_COMPILED_CHARS = 8 << 20  # of their text; compiled, a large one takes some 50 bytes for each
 LATE_S = 30.0  # a mask or a compilation that takes longer ends its request
 _Compiled = tuple[LLMatcher, I32]  # at its start, and the mask there
 
@@ -51,7 +52,8 @@ class Grammars:
         self._compilers = ThreadPoolExecutor(1, thread_name_prefix="gapless-compile")
         self.workers = ThreadPoolExecutor(min(os.cpu_count() or 1, 8), thread_name_prefix="gapless-mask")
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
-        self._lock = threading.Lock()  # over _compiled
+        self._chars = 0  # of the keys of _compiled
+        self._lock = threading.Lock()  # over both
 
     def make(self, submit: Submit) -> Grammar | None:
         """Returns at once: what it gives is compiled in the background."""
@@ -69,9 +71,10 @@ class Grammars:
             matcher = LLMatcher(self._tokenizer, lark, log_level=0)
             compiled = matcher, mask_of(matcher)
             with self._lock:
+                self._chars += len(lark) * (lark not in self._compiled)
                 self._compiled[lark] = compiled
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+                while len(self._compiled) > MAX_COMPILED or self._chars > MAX_COMPILED_CHARS:
+                    self._chars -= len(self._compiled.popitem(last=False)[0])
         matcher, mask = compiled
         return matcher.deep_copy(), mask
 

@@ -153,6 +153,11 @@ def test_the_same_grammar_is_compiled_once_and_each_request_has_its_own_state(
     for regex in ("x", "y", "a[bc]d"):  # the third is gone when it comes again
         may_come(one(regex))
     assert len(compiled) == 4
+    monkeypatch.setattr(module, "MAX_COMPILED_CHARS", 100)
+    for _ in range(2):
+        assert may_come(one("z" * 100)) == {122}  # too long to be kept
+    assert len(compiled) == 6
+    assert (grammars._chars, len(grammars._compiled)) == (0, 0)
 
 
 def test_a_mask_that_is_late_is_waited_for_without_end_but_with_a_limit(

@@ -62,7 +62,7 @@ class _Admin:
         if body.abort_all:
             self._keys.check_admin(request.scope)
             return json_response({"aborted": registry.abort_all()})
-        if body.rid is None:
+        if not body.rid:  # to SGLang's clients, who send it beside abort_all, an empty one is none
             raise RequestError("rid or abort_all is needed", param="rid")
         return json_response({"aborted": registry.abort_named(body.rid)})
 

@@ -106,7 +106,7 @@ class GenerateAnswer(msgspec.Struct):
 class AbortBody(msgspec.Struct, kw_only=True):
     """Whom to abort: the request that has exactly this id, all its samples, or everybody's requests."""
 
-    rid: Rid | None = None
+    rid: Name = ""
     abort_all: bool = False
 
 

@@ -98,6 +98,7 @@ class Metrics:
             "num_used_tokens": (heartbeat.used_tokens, "Tokens of the KV pool in use"),
             "max_total_num_tokens": (max_total_tokens, "Tokens in the KV pool"),
             "token_usage": (heartbeat.used_tokens / max(max_total_tokens, 1), "Share of the KV pool in use"),
+            "num_retracted_reqs": (heartbeat.preemptions, "Preemptions of running requests so far"),
             "cache_hit_rate": (hit_rate, "Share of prompt tokens found in the prefix cache, last 10 s"),
             "gen_throughput": (throughput, "Tokens generated per second, last 10 s"),
         }

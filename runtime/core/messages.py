@@ -120,6 +120,7 @@ class Heartbeat(_Message):
     used_tokens: int
     step: int  # launches so far
     violations: int = 0  # how often the accounting at rest was not exact
+    preemptions: int = 0  # so far
 
 
 class Flushed(_Message):

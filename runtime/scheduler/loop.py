@@ -163,8 +163,9 @@ class Loop:
             return
         self._last_beat = now
         running, waiting, used = self.scheduler.counts
+        preemptions = self.scheduler.admission.preemption.count
         self._outbox.send(
-            Heartbeat(now, launch_age, running, waiting, used, self._launches, self._violations)
+            Heartbeat(now, launch_age, running, waiting, used, self._launches, self._violations, preemptions)
         )
 
     def _mark(self, phase: str) -> None:

@@ -18,6 +18,7 @@ class Preemption:
         """`by_priority`: a waiting request makes room for itself at the cost of less urgent ones."""
         self._batch, self._reserve, self._by_priority = batch, reserve, by_priority
         self.preempted: deque[Request] = deque()  # the next to come back first; they keep their slots
+        self.count = 0  # preemptions so far
 
     def before(self, waiting: Request | None) -> Request | None:
         """Of those that can be tried, the next: a preempted request, unless `waiting` is more urgent."""
@@ -57,6 +58,7 @@ class Preemption:
         """Marks it: it is launched no more, and gives its pages back when nothing of it is in flight."""
         self._batch.rows.flags[request.slot] |= PREEMPTED
         request.preemptions += 1
+        self.count += 1
         self._reserve.preempted()
         order = self._order(request)
         place = sum(self._order(other) < order for other in self.preempted)

@@ -87,7 +87,9 @@ def test_generate_refuses_a_wrong_parameter_with_its_name() -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_demo_streams_two_completions_and_shows_the_shared_prefix() -> None:
+def test_demo_streams_two_completions_and_shows_the_shared_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a key for servers stands in the environment: the demo's has none."""
+    monkeypatch.setenv("GAPLESS_API_KEY", "sesame")
     ended = run("demo", "--model-path=toy", "--toy=eos_at=1000", "--max-new-tokens=12")
     assert ended.returncode == 0, ended.stderr
     assert "cached_tokens 0," in ended.stdout

@@ -7,12 +7,14 @@ import pytest
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
 SLOW = "--toy=delay_ms=20"
+MODES = pytest.mark.parametrize("mode", [(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"])
 
 
+@MODES
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
-def test_a_killed_process_ends_every_stream_and_the_server(serve, victim: str) -> None:
+def test_a_killed_process_ends_every_stream_and_the_server(serve, victim: str, mode: tuple[str, ...]) -> None:
     """Within 3 s: an error event in each of three streams, 503 for new requests, exit non-zero, one clear line."""
-    server = serve(SLOW)
+    server = serve(SLOW, *mode)
     streams = [server.stream(text=text, sampling_params=LONG) for text in "abc"]
     for stream in streams:
         stream.wait_first()
@@ -55,9 +57,10 @@ def test_a_process_that_hangs_shows_in_health_and_recovers(serve, victim: str) -
     assert server.generate(text="a").status_code == 200
 
 
-def test_a_failed_step_ends_every_stream_and_the_server(serve) -> None:
+@MODES
+def test_a_failed_step_ends_every_stream_and_the_server(serve, mode: tuple[str, ...]) -> None:
     """A device step that raises is fatal: no stream hangs, the exit code is 1, the log says what was raised."""
-    server = serve("--toy=delay_ms=20,raise_at_step=30")
+    server = serve("--toy=delay_ms=20,raise_at_step=30", *mode)
     streams = [server.stream(text=text, sampling_params=LONG) for text in "abc"]
     for stream in streams:
         stream.wait_end(10)
@@ -66,9 +69,10 @@ def test_a_failed_step_ends_every_stream_and_the_server(serve) -> None:
     assert "told to fail at step 30" in server.log
 
 
-def test_a_step_that_hangs_is_fatal(serve) -> None:
+@MODES
+def test_a_step_that_hangs_is_fatal(serve, mode: tuple[str, ...]) -> None:
     """--watchdog-timeout bounds how long a step may take."""
-    server = serve("--toy=delay_ms=60000", "--watchdog-timeout=1")
+    server = serve("--toy=delay_ms=60000", "--watchdog-timeout=1", *mode)
     stream = server.stream(text="a", sampling_params=LONG)
     stream.wait_end(15)
     assert server.wait(5) == 1

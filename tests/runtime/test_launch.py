@@ -39,10 +39,11 @@ def test_idle_server_stops_at_once_and_leaves_nothing(serve, tmp_path: Path) -> 
     assert not directory.exists()
 
 
+@pytest.mark.parametrize("mode", [(), ("--disable-overlap-schedule",)], ids=["overlap", "synchronous"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_requests_finish(serve, number: signal.Signals) -> None:
+def test_a_signal_lets_running_requests_finish(serve, number: signal.Signals, mode: tuple[str, ...]) -> None:
     """New requests get 503, the running stream goes to its end, the exit code is 0."""
-    server = serve(SLOW)
+    server = serve(SLOW, *mode)
     stream = server.stream(text="a", sampling_params={"max_new_tokens": 100, "ignore_eos": True})
     stream.wait_first()
     server.process.send_signal(number)

@@ -65,6 +65,16 @@ def test_a_killed_process_is_never_green(serve: Any, victim: str) -> None:
     assert server.wait(10) == 1
 
 
+def test_a_preemption_is_counted(serve: Any) -> None:
+    """Six requests that outgrow the pool together."""
+    server = serve("--max-total-tokens=128", "--page-size=4", "--disable-radix-cache", "--toy=delay_ms=2")
+    params = {"max_new_tokens": 60, "ignore_eos": True}
+    answers = server.generate(text=[f"prompt {i}" for i in range(6)], sampling_params=params).json()
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [60] * 6
+    server.wait_idle()
+    assert metric(server, "num_retracted_reqs") > 0
+
+
 def test_metrics_count_what_was_served(serve: Any) -> None:
     server = serve()
     for _ in range(2):

@@ -71,7 +71,7 @@ def test_it_reaches_exactly_those_of_the_id(run: Any, on_a_socket: Any) -> None:
                 assert await abort(service, rid=rid) == len(want)
                 assert service.engine.aborts()[before:] == want
             before = len(service.engine.aborts())
-            assert await abort(service, abort_all=True, rid="nobody") == 1
+            assert await abort(service, abort_all=True, rid="") == 1
             assert service.engine.aborts()[before:] == uids["ab"]
             for uid in [uid for of_rid in uids.values() for uid in of_rid]:
                 service.engine.gain(uid, finish=Finish.ABORT)

@@ -14,7 +14,7 @@ _SAMPLE = re.compile(r'^(sglang:\w+)\{model_name="((?:[^"\\]|\\.)*)"(?:,le="([^"
 SGLANG_NAMES = {
     "num_running_reqs", "num_queue_reqs", "token_usage", "cache_hit_rate", "gen_throughput", "prompt_tokens_total",
     "generation_tokens_total", "cached_tokens_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
-    "e2e_request_latency_seconds", "queue_time_seconds",
+    "e2e_request_latency_seconds", "queue_time_seconds", "num_retracted_reqs",
 }  # fmt: skip
 
 

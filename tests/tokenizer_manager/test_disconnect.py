@@ -134,7 +134,7 @@ def test_a_client_that_goes_during_tokenization(run: Any, on_a_socket: Any) -> N
             loop, encode = asyncio.get_running_loop(), service.front.tokenizer.encode
             entered, leave = asyncio.Event(), threading.Event()
 
-            def slow(text: str) -> list[int]:
+            def slow(text: str, add_special_tokens: bool) -> list[int]:
                 loop.call_soon_threadsafe(entered.set)
                 assert leave.wait(20)
                 return list(encode(text[:3]))

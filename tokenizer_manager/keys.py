@@ -34,6 +34,8 @@ class Keys:
     def check_admin(self, scope: Scope) -> None:
         """For what disturbs others. Raises AuthenticationError or ForbiddenError."""
         if not self._admin:
+            if any(name == b"sec-fetch-site" and value != b"none" for name, value in scope["headers"]):
+                raise ForbiddenError("a web page may not do this: give the server an --admin-api-key")
             if not self._is_local:
                 raise ForbiddenError(
                     "this is off on an address other than loopback unless the server has an --admin-api-key"

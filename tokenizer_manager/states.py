@@ -224,7 +224,7 @@ class Registry:
     def _expire(self, call: Call, timeout: float) -> None:
         """The call's timeout is over."""
         for state in call.states:
-            state.timed_out = state.uid in self._live
+            state.timed_out = state.uid in self._live and not state.aborted
         self._abort(call.states, f"the request's timeout of {timeout:g} s is over")
         call.timer = asyncio.get_running_loop().call_later(LATE_END_SECONDS, self._give_up, call)
 

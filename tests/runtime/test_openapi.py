@@ -17,10 +17,11 @@ OPTIONS = (
     "--max-body-bytes=65536",
     "--grammar-backend=none",
 )
+NATIVE = ("/generate", "/tokenize", "/detokenize", "/abort_request")
 Seen = Counter[tuple[str, bool]]  # (path, whether the case was accepted)
 
 
-@pytest.mark.parametrize("cases", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [200, pytest.param(5000, marks=pytest.mark.slow)])
 def test_no_case_is_a_5xx(serve: Any, cases: int) -> None:
     """Most cases go to the routes that take a body: of the shape that is described, and of others."""
     server = serve(*OPTIONS)
@@ -34,8 +35,8 @@ def test_no_case_is_a_5xx(serve: Any, cases: int) -> None:
     for operation in with_body:
         for mode in GenerationMode:
             send(server.url, operation, mode, cases // (2 * len(with_body)), seen)
-        assert seen[operation.path, True], f"no case of {operation.path} was accepted: {seen}"
         assert seen[operation.path, False], f"no case of {operation.path} was refused: {seen}"
+    assert all(seen[path, True] for path in NATIVE), f"no case of one of them was accepted: {seen}"
     assert seen.total() >= cases
 
 

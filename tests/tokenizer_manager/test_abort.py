@@ -141,6 +141,21 @@ def test_a_timeout_without_output_is_408(run: Any, on_a_socket: Any) -> None:
     run(test())
 
 
+def test_an_abort_before_the_timeout_stays_an_abort(run: Any, on_a_socket: Any) -> None:
+    async def test() -> None:
+        async with on_a_socket() as service:
+            task, submit = await service.start(text="a", rid="mine", timeout=30)
+            assert await abort(service, rid="mine") == 1
+            (state,) = service.front.registry._live.values()
+            service.front.registry._expire(state.call, 30)
+            service.engine.gain(submit.uid, finish=Finish.ABORT)
+            response = await task
+            assert response.json()["meta_info"]["finish_reason"]["message"] == "aborted by request"
+            assert service.engine.aborts() == [submit.uid]
+
+    run(test())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_timeout_keeps_what_came_before(run: Any, on_a_socket: Any, stream: bool) -> None:
     async def test() -> None:

@@ -84,6 +84,24 @@ def test_two_headers_with_keys_are_no_key(run: Any, in_process: Any) -> None:
     run(test())
 
 
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("none", 200)])
+def test_no_web_page_disturbs_a_local_server(run: Any, in_process: Any, site: str, status: int) -> None:
+    """A browser says who sends what it sends; without a key that is all that keeps other pages out."""
+
+    async def test() -> None:
+        async with in_process() as service:
+            headers = {"sec-fetch-site": site}
+            response = await service.client.post("/abort_request", json={"abort_all": True}, headers=headers)
+            assert response.status_code == status
+        async with in_process(admin_api_key="open") as service:
+            response = await service.client.post(
+                "/abort_request", json={"abort_all": True}, headers=headers | ADMIN
+            )
+            assert response.status_code == 200
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("options", "headers", "status"),
     [

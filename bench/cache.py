@@ -21,7 +21,7 @@ from gapless.bench.report import envelope, write_json
 from gapless.bench.workloads import VOCABULARY, WORKLOADS, Best, Call, best_possible
 from gapless.overlap.cost_model import PROFILES, SHAPES, CostModel
 from gapless.overlap.device import Ids
-from gapless.overlap.simulated import SimulatedDevice, VirtualClock
+from gapless.overlap.simulated import ConstantWorker, SimulatedDevice, VirtualClock
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import InternalError
 from gapless.runtime.core.messages import (
@@ -93,19 +93,14 @@ class Clients:
         return Submit(uid, column(call.prompt, "<i4"), params, (), seed=uid, priority=call.priority)
 
 
-class ScriptedWorker:
+class ScriptedWorker(ConstantWorker):
     """Samples the ids of the answers. `scheduler` is set before the first step; it knows who has a slot."""
 
     scheduler: Scheduler
 
     def __init__(self, calls: Sequence[Call], info: DeviceInfo) -> None:
-        self._calls, self._info = calls, info
-
-    def load(self) -> DeviceInfo:
-        return self._info
-
-    def sample_late(self, plan: Plan) -> Ids:
-        return np.empty(0, np.int64)
+        super().__init__(info)
+        self._calls = calls
 
     def run(self, plan: Plan) -> Ids:
         request = self.scheduler.batch.request

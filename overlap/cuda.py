@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from gapless.overlap.cuda_pipeline import Arrival, Pipeline
 from gapless.overlap.cuda_steps import CUDASteps
 from gapless.overlap.cuda_streams import TorchStreams
 from gapless.overlap.device import DeviceThread, Ids, QueuedLaunch
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.plan import Plan
+from gapless.runtime.core.logprobs import Logprobs, unpack
+from gapless.runtime.core.plan import I32, Plan
 
 POLL_S = 20e-6  # CUDA has no wait with a timeout; a sleep leaves the interpreter to the thread that enqueues
 STOP_S = 60.0
+_NO_WORDS: I32 = np.empty(0, np.int32)
 
 
 class CUDALaunch(QueuedLaunch[Pipeline]):
@@ -24,6 +28,7 @@ class CUDALaunch(QueuedLaunch[Pipeline]):
         self._place = place
         self._ids: Ids | None = None
         self._late_ids: Ids | None = None
+        self._words = self._late_words = _NO_WORDS
 
     @property
     def is_over(self) -> bool:
@@ -35,8 +40,9 @@ class CUDALaunch(QueuedLaunch[Pipeline]):
         if not self.wait_late(timeout) or not self._fired.wait(deadline - time.perf_counter()):
             return False
         if not self.is_over:
-            self._ids = self._take(self._arrival, deadline)
-            if self._ids is not None:
+            taken = self._take(self._arrival, deadline)
+            if taken is not None:
+                self._ids, self._words = taken
                 self.started = self._clock.seconds(self._step.started)
                 self.ended = self._clock.seconds(self._ended)
         return self.is_over
@@ -49,11 +55,19 @@ class CUDALaunch(QueuedLaunch[Pipeline]):
         if not self._late_fired.wait(timeout):
             return False
         if self._late_ids is None and self._error is None:
-            self._late_ids = self._take(self._step.late, deadline)
+            taken = self._take(self._step.late, deadline)
+            if taken is not None:
+                self._late_ids, self._late_words = taken
         return self._late_ids is not None or self._error is not None
 
     def late_ids(self) -> Ids:
         return self._checked(self._late_ids)
+
+    def logprobs(self) -> list[Logprobs]:
+        return unpack(self._words, self.plan.logprobs)
+
+    def late_logprobs(self) -> list[Logprobs]:
+        return unpack(self._late_words, self.plan.late_logprobs)
 
     def _run(self, pipeline: Pipeline) -> None:
         self._clock = pipeline.clock
@@ -62,8 +76,8 @@ class CUDALaunch(QueuedLaunch[Pipeline]):
         self._arrival, self._ended = pipeline.finish(self._step)
         self._fired.set()
 
-    def _take(self, arrival: Arrival, deadline: float) -> Ids | None:
-        """The ids once they are there; None when the deadline has passed, or the device has failed."""
+    def _take(self, arrival: Arrival, deadline: float) -> tuple[Ids, I32] | None:
+        """What has come once it is there; None when the deadline has passed, or the device has failed."""
         try:
             while not arrival.event.query():
                 if time.perf_counter() >= deadline:

@@ -36,16 +36,32 @@ FIRST_WORDS = (
 )  # of a plan's buffer; more where a plan is larger, but pinning memory takes milliseconds
 
 
+class Results:
+    """Pinned memory for sampled ids and for the words of log probabilities."""
+
+    def __init__(self, streams: Streams, rows: int) -> None:
+        import torch
+
+        self._streams = streams
+        self.ids = streams.pinned(rows, torch.int64)
+        self._words = self.ids.view(torch.int32)[:0]
+
+    def words(self, count: int) -> Tensor:
+        import torch
+
+        if count > len(self._words):
+            self._words = self._streams.pinned(1 << count.bit_length(), torch.int32)
+        return self._words[:count]
+
+
 class Buffers:
-    """The memory of one launch at a time for its plan and its ids; free again once that launch has been waited for."""
+    """The memory of one launch at a time, for its plan and what comes back; free once that launch was waited for."""
 
     def __init__(self, streams: Streams, device: torch.device, rows: int) -> None:
         """`rows` is the most that can be sampled. The device's part belongs to the stream in use."""
-        import torch
 
         self._streams, self._device = streams, device
-        self.ids = streams.pinned(rows, torch.int64)
-        self.late_ids = streams.pinned(rows, torch.int64)
+        self.results, self.late_results = Results(streams, rows), Results(streams, rows)
         self._grow(FIRST_WORDS)
 
     def send(self, plan: Plan) -> Tensor:
@@ -78,18 +94,17 @@ def _last_wins(table: I32) -> None:
 
 
 class Arrival:
-    """Sampled ids on their way to the host."""
+    """Sampled ids, and words of log probabilities, on their way to the host."""
 
-    def __init__(self, event: Event, host: Tensor, source: Tensor | None) -> None:
-        """`source` is where the ids come from, held until `take`: freed memory would be written by the next step."""
+    def __init__(self, event: Event, ids: Tensor, words: Tensor, sources: tuple[Tensor, ...]) -> None:
+        """`sources` are where they come from, held until `take`: freed memory would be written by the next step."""
         self.event = event
-        self._host, self._source = host, source
+        self._ids, self._words, self._sources = ids, words, sources
 
-    def take(self) -> Ids:
-        """A copy of the ids, once the event has fired."""
-        ids: Ids = self._host.numpy().copy()
-        self._source = None
-        return ids
+    def take(self) -> tuple[Ids, I32]:
+        """Copies of the ids and the words, once the event has fired."""
+        self._sources = ()
+        return self._ids.numpy().copy(), self._words.numpy().copy()
 
 
 @dataclass(frozen=True)
@@ -152,24 +167,31 @@ class Pipeline:
             self._steps.set_up(plan)
             late = self._steps.late_tokens(plan, fields)
             sampled = self._record(self._compute)
-        return Step(plan, buffers, fields, started, self._bring(late, buffers.late_ids, sampled))
+        arrival = self._bring(late, self._steps.take_found(), buffers.late_results, sampled)
+        return Step(plan, buffers, fields, started, arrival)
 
     def finish(self, step: Step) -> tuple[Arrival, Event]:
         """Enqueues the rest of a step; returns its ids, and the event of its end."""
         with self._streams.use(self._compute):
             ids = self._steps.tokens(step.plan, step.fields)
             ended = self._record(self._compute)
-        return self._bring(ids, step.buffers.ids, ended), ended
+        return self._bring(ids, self._steps.take_found(), step.buffers.results, ended), ended
 
-    def _bring(self, ids: Tensor | None, host: Tensor, sampled: Event) -> Arrival:
-        """Copies ids to the host once `sampled` has fired; where there are none, that is all there is to wait for."""
-        if ids is None:
-            return Arrival(sampled, host[:0], None)
-        host = host[: len(ids)]
+    def _bring(self, ids: Tensor | None, words: Tensor | None, results: Results, sampled: Event) -> Arrival:
+        """Copies both to the host once `sampled` has fired; where there is neither, that is all to wait for."""
+        host_ids = results.ids[: 0 if ids is None else len(ids)]
+        host_words = results.words(0 if words is None else len(words))
+        moves = [
+            (host, source) for host, source in ((host_ids, ids), (host_words, words)) if source is not None
+        ]
+        if not moves:
+            return Arrival(sampled, host_ids, host_words, ())
         self._results.wait_event(sampled)
         with self._streams.use(self._results):
-            self._streams.copy(host, ids)
-            return Arrival(self._record(self._results), host, ids)
+            for host, source in moves:
+                self._streams.copy(host, source)
+            event = self._record(self._results)
+        return Arrival(event, host_ids, host_words, tuple(source for _, source in moves))
 
     def _record(self, stream: Stream) -> Event:
         event = self._streams.event()

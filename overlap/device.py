@@ -9,13 +9,14 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gapless.runtime.core.errors import GaplessError, InternalError
+from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.plan import DeviceInfo, Plan
 
 Ids = NDArray[np.int64]
@@ -43,6 +44,14 @@ class Launch(Protocol):
 
     def late_ids(self) -> Ids:
         """[L], likewise."""
+        ...
+
+    def logprobs(self) -> list[Logprobs]:
+        """Those that the plan of an ended step asks for."""
+        ...
+
+    def late_logprobs(self) -> list[Logprobs]:
+        """Likewise, with the late ids."""
         ...
 
 
@@ -77,6 +86,10 @@ class Worker(Loads, Protocol):
 
     def run(self, plan: Plan) -> Ids:
         """The rest: forward and sampling. [K] ids."""
+        ...
+
+    def take_logprobs(self, asked: Sequence[LogprobRow]) -> list[Logprobs]:
+        """What the part of the step that was run last found for its plan's rows, which are `asked`."""
         ...
 
 
@@ -124,6 +137,8 @@ class CPULaunch(QueuedLaunch[Worker]):
         super().__init__(plan)
         self._ids: Ids | None = None
         self._late_ids: Ids | None = None
+        self._logprobs: list[Logprobs] = []
+        self._late_logprobs: list[Logprobs] = []
 
     def wait(self, timeout: float) -> bool:
         return self._fired.wait(timeout)
@@ -137,11 +152,21 @@ class CPULaunch(QueuedLaunch[Worker]):
     def late_ids(self) -> Ids:
         return self._checked(self._late_ids)
 
+    def logprobs(self) -> list[Logprobs]:
+        return self._logprobs
+
+    def late_logprobs(self) -> list[Logprobs]:
+        return self._late_logprobs
+
     def _run(self, worker: Worker) -> None:
-        self.started = time.perf_counter()
-        self._late_ids = worker.sample_late(self.plan)
+        plan, self.started = self.plan, time.perf_counter()
+        self._late_ids = worker.sample_late(plan)
+        if plan.late_logprobs:
+            self._late_logprobs = worker.take_logprobs(plan.late_logprobs)
         self._late_fired.set()
-        self._ids = worker.run(self.plan)
+        self._ids = worker.run(plan)
+        if plan.logprobs:
+            self._logprobs = worker.take_logprobs(plan.logprobs)
         self.ended = time.perf_counter()
         self._fired.set()
 

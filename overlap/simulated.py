@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from gapless.overlap.device import Ids, Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError, InternalError
+from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
 from gapless.runtime.model.toy import ToyKnobs
 
@@ -82,6 +83,11 @@ class ConstantWorker:
     def run(self, plan: Plan) -> Ids:
         return np.zeros(len(plan.sample_rows), np.int64)
 
+    def take_logprobs(self, asked: Sequence[LogprobRow]) -> list[Logprobs]:
+        """All are 0, and so are all ids."""
+        sizes = [(row.count, row.count * row.top, row.count * len(row.chosen)) for row in asked]
+        return [Logprobs(bytes(4 * n), bytes(4 * top), bytes(4 * top), bytes(4 * c)) for n, top, c in sizes]
+
 
 class SimulatedLaunch:
     """`started` and `ended` are on the time line once the step has its place there."""
@@ -93,6 +99,8 @@ class SimulatedLaunch:
         self.started = self.ended = 0.0  # the clock's time
         self.span: tuple[float, float] | None = None  # the device's time
         self.sampled = self.sampled_late = _NO_IDS
+        self.found: list[Logprobs] = []
+        self.found_late: list[Logprobs] = []
         self.error: Exception | None = None
         self._device = device
 
@@ -107,6 +115,12 @@ class SimulatedLaunch:
 
     def late_ids(self) -> Ids:
         return self._checked(self.sampled_late)
+
+    def logprobs(self) -> list[Logprobs]:
+        return self.found
+
+    def late_logprobs(self) -> list[Logprobs]:
+        return self.found_late
 
     def _checked(self, ids: Ids) -> Ids:
         if self.error is not None:
@@ -173,11 +187,18 @@ class SimulatedDevice:
         launch.started, launch.ended = begin + self.late, end + self.late
         try:
             if self._error is None:
-                launch.sampled_late = self._worker.sample_late(launch.plan)
-                launch.sampled = self._worker.run(launch.plan)
+                self._work(launch, launch.plan)
         except Exception as error:  # a failed step is fatal: nothing runs on its ruins
             self._error = error
         launch.error = self._error
+
+    def _work(self, launch: SimulatedLaunch, plan: Plan) -> None:
+        launch.sampled_late = self._worker.sample_late(plan)
+        if plan.late_logprobs:
+            launch.found_late = self._worker.take_logprobs(plan.late_logprobs)
+        launch.sampled = self._worker.run(plan)
+        if plan.logprobs:
+            launch.found = self._worker.take_logprobs(plan.logprobs)
 
 
 def simulated_device(config: ServerConfig) -> SimulatedDevice:

@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gapless.overlap.cost_model import ModelShape, move_costs
 from gapless.overlap.page_copies import PagePools, host_pages
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.logprobs import LogprobRow
 from gapless.runtime.core.model_path import resolve_model_path
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan, Sampling
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from gapless.kernels.ops import Ops
     from gapless.overlap.plan_tensors import Fields
+    from gapless.runtime.model.logprobs import Source
 
 log = logging.getLogger("gapless.worker")
 
@@ -34,6 +38,7 @@ class TorchSteps(ABC):
     def __init__(self, config: ServerConfig, wrap_ops: Callable[[Ops], Ops] = lambda ops: ops) -> None:
         """`wrap_ops` may put a measuring layer around the operations."""
         self._config = config
+        self._found: Tensor | None = None
         self._wrap_ops = wrap_ops
         self.max_rows = config.max_running_requests
 
@@ -110,6 +115,11 @@ class TorchSteps(ABC):
             costs=costs,
         )
 
+    def take_found(self) -> Tensor | None:
+        """The words, for `unpack`, of the log probabilities that the last part of a step was asked for."""
+        found, self._found = self._found, None
+        return found
+
     def set_up(self, plan: Plan) -> None:
         """What comes before the step touches the page table: the slots' settings, then the copies of pages."""
         for setup in plan.setups:
@@ -128,7 +138,10 @@ class TorchSteps(ABC):
         if not plan.late.slots.size:
             return None
         logits = torch.stack([self._kept.pop(slot) for slot in plan.late.slots.tolist()])
-        return self._scatter(allow_only(logits, fields["late_masks"]), plan.late, fields, "late_")
+        sampled = self._scatter(allow_only(logits, fields["late_masks"]), plan.late, fields, "late_")
+        if plan.late_logprobs:
+            self._found = self._logprobs(plan.late_logprobs, logits, sampled)
+        return sampled
 
     def tokens(self, plan: Plan, fields: Fields) -> Tensor | None:
         """Forward and sampling: int64 [K], or None.
@@ -160,17 +173,44 @@ class TorchSteps(ABC):
         if plan.held_rows.size:
             kept = self._model.logits(hidden[_last_of(fields, "held_rows")])
             self._kept.update(zip(plan.slots[plan.held_rows].tolist(), kept, strict=True))
-        if not plan.sample_rows.size:
-            return None
-        if plan.sample_rows.size < hidden.shape[0]:
-            hidden = hidden[_last_of(fields, "sample_rows")]
-        return self._scatter(self._model.logits(hidden), plan.sampling, fields, "")
+        logits = sampled = None
+        if plan.sample_rows.size:
+            whole = plan.sample_rows.size == hidden.shape[0]
+            logits = self._model.logits(hidden if whole else hidden[_last_of(fields, "sample_rows")])
+            sampled = self._scatter(logits, plan.sampling, fields, "")
+        if plan.logprobs:
+            self._found = self._logprobs(plan.logprobs, logits, sampled, hidden)
+        return sampled
 
     def _scatter(self, logits: Tensor, batch: Sampling, fields: Fields, prefix: str) -> Tensor:
         """Samples, and writes what was sampled to the future-token table."""
         sampled = self._sample(logits, batch, fields, prefix)
         self._future[fields[prefix + "ints"][0]] = sampled
         return sampled
+
+    def _logprobs(
+        self,
+        asked: Sequence[LogprobRow],
+        logits: Tensor | None,
+        sampled: Tensor | None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """The words that `unpack` reads. `logits` are those of `sampled`, `hidden` [T, N] those of all tokens."""
+        from gapless.runtime.model.logprobs import score, upload
+
+        sources: list[Source] = []
+        if outputs := [row.at for row in asked if row.ids is None]:
+            assert logits is not None and sampled is not None
+            rows = upload(outputs, self.device)
+            sources.append((lambda places: logits[rows[places]], sampled[rows]))
+        if prompts := [(row.at, row.ids) for row in asked if row.ids is not None]:
+            assert hidden is not None
+            tokens = upload(
+                np.concatenate([np.arange(at, at + len(ids)) for at, ids in prompts]), self.device
+            )
+            following = upload(np.concatenate([ids for _, ids in prompts]), self.device)
+            sources.append((lambda places: self._model.logits(hidden[tokens[places]]), following))
+        return score(sources, asked, self._model.config.vocab_size)
 
     def _pool_pages(self, context: int, dtype: torch.dtype) -> int:
         """How many pages the KV pool gets: as asked, else a share of the memory that is free now."""

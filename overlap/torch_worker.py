@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gapless.overlap.page_copies import copy_on_cpu
 from gapless.overlap.torch_steps import TorchSteps
+from gapless.runtime.core.logprobs import LogprobRow, Logprobs, unpack
 from gapless.runtime.core.plan import Plan, Sampling
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class TorchWorker(TorchSteps):
 
     def run(self, plan: Plan) -> Ids:
         return _ids(self.tokens(plan, _fields(plan)))
+
+    def take_logprobs(self, asked: Sequence[LogprobRow]) -> list[Logprobs]:
+        found = self.take_found()
+        assert found is not None, "nothing was asked for"
+        return unpack(found.numpy(), asked)
 
     def _open(self) -> torch.device:
         import torch

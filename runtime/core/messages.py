@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.runtime.core.logprobs import LogprobParams, Logprobs
 from gapless.runtime.core.sampling import SamplingParams
 
 
@@ -52,6 +53,7 @@ class Submit(_Message):
     priority: Int32 = 0  # more is more urgent
     grammar: str = ""  # what the output must match, in Lark, checked; empty: anything
     leader: int = -1  # uid of the first of n samples of one prompt, whose computed prompt this one shares
+    logprobs: LogprobParams | None = None
 
 
 class Abort(_Message):
@@ -100,7 +102,7 @@ class Closed(_Message):
 
 
 class StepOutput(_Message):
-    """One retired step. Order within: opened, then the rows, then closed."""
+    """One retired step. Order within: opened, then the prompts' log probabilities, then the rows, then closed."""
 
     opened: list[Opened]
     slots: bytes  # int32 [R]
@@ -108,6 +110,8 @@ class StepOutput(_Message):
     ids: bytes  # int32 [R], the id that each row gained
     finish: bytes  # uint8 [R], Finish
     closed: list[Closed]
+    # (slot, generation, whether of the prompt, N tokens'); of the output: one for each of the slot's rows, in order
+    logprobs: list[tuple[int, int, bool, Logprobs]] = []
 
 
 class Heartbeat(_Message):
@@ -182,6 +186,8 @@ class TextOutput(_Message):
     opened: list[
         tuple[int, int, int]
     ]  # (uid, prompt_tokens, cached_tokens), sent with or before the first row
+    # (uid, whether of the prompt, N tokens'); of the output: one for each id that the uid gains here, in order
+    logprobs: list[tuple[int, bool, Logprobs]] = []
 
 
 ToScheduler = Submit | Abort | Stop | Flush

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gapless.runtime.core.logprobs import LogprobRow
 from gapless.runtime.core.sampling import SamplingParams
 
 I32 = NDArray[np.int32]
@@ -153,6 +154,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int  # the last so many of the rows compute prompt chunks
     setups: tuple[SlotSetup, ...] = ()
     copies: tuple[Copy, ...] = ()  # carried out in this order
+    logprobs: tuple[LogprobRow, ...] = ()  # of those that are sampled, then of prompts
+    late_logprobs: tuple[LogprobRow, ...] = ()  # of those that are sampled late
 
     @property
     def max_q_len(self) -> int:

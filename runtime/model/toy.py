@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapless.runtime.core.errors import ConfigError
-from gapless.runtime.core.plan import I32, Copy, Plan
+from gapless.runtime.core.logprobs import LogprobRow, Logprobs
+from gapless.runtime.core.plan import F32, I32, Copy, Plan
 from gapless.runtime.core.random import mix
 
 U64 = NDArray[np.uint64]
@@ -76,6 +77,7 @@ class ToyModel:
         self._future = np.full(slots + 1, -1, np.int64)
         self._kept = np.zeros((slots + 1, 1), np.uint64)  # histories that wait for late sampling
         self._script = _read_script(knobs.script)
+        self.found: list[Logprobs] = []  # what the last part of a step was asked for
         self.forwards = 0
 
     def entries(self, places: NDArray[np.int64]) -> U64:
@@ -93,6 +95,11 @@ class ToyModel:
         rows = zip(plan.late.slots.tolist(), plan.late.output_index.tolist(), plan.late_masks, strict=True)
         sampled = [_allowed(self._choose(self._kept[slot], index), mask) for slot, index, mask in rows]
         self._future[plan.late.slots] = sampled
+        slots = plan.late.slots
+        self.found = [
+            self._score(row, self._kept[slots[row.at]], sampled[row.at : row.at + 1])
+            for row in plan.late_logprobs
+        ]
         return np.array(sampled, np.int64)
 
     def run(self, plan: Plan) -> Ids:
@@ -106,6 +113,7 @@ class ToyModel:
         rows = zip(plan.sample_rows.tolist(), plan.sampling.output_index.tolist(), strict=True)
         sampled = np.array([self._choose(self._history(plan, row), index) for row, index in rows], np.int64)
         self._future[plan.sampling.slots] = sampled
+        self.found = [self._score(row, *self._asked(plan, row, sampled)) for row in plan.logprobs]
         if knobs.delay_ms and not knobs.late_reads:
             time.sleep(knobs.delay_ms / 1000)
         self.forwards += 1
@@ -122,13 +130,36 @@ class ToyModel:
         target[copy.target] = source[copy.source]
 
     def _history(self, plan: Plan, row: int) -> U64:
-        """What stands for the row's logits: the sum of its entries, read through the page table. [1]"""
+        """What stands for the row's logits: the sum of its entries. [1]"""
+        history: U64 = self._entries(plan, row).sum(dtype=np.uint64, keepdims=True)
+        return history
+
+    def _entries(self, plan: Plan, row: int) -> U64:
+        """The row's entries, read through the page table."""
         length = int(plan.kv_len[row])
         pages = self._table[plan.slots[row], : -(-length // self._page_size)].astype(np.int64)
         assert (pages > 0).all(), "the page table was read where nothing was written"
         places = (pages[:, None] * self._page_size + np.arange(self._page_size)).ravel()[:length]
-        history: U64 = self._pool[places].sum(dtype=np.uint64, keepdims=True)
-        return history
+        entries: U64 = self._pool[places]
+        return entries
+
+    def _asked(self, plan: Plan, row: LogprobRow, sampled: Ids) -> tuple[U64, Ids | I32]:
+        """The histories that stand for the logits, and the ids that follow them."""
+        if row.ids is None:
+            return self._history(plan, plan.sample_rows[row.at]), sampled[row.at : row.at + 1]
+        index = int(np.searchsorted(plan.q_start, row.at, "right")) - 1
+        histories = self._entries(plan, index).cumsum(dtype=np.uint64)
+        return histories[plan.positions[row.at : row.at + row.count]], row.ids
+
+    def _score(self, row: LogprobRow, histories: U64, ids: Ids | I32 | list[int]) -> Logprobs:
+        found = toy_logprobs(self.knobs, histories)
+        best = np.argsort(-found, axis=1, kind="stable")[:, : row.top]
+        return Logprobs(
+            np.take_along_axis(found, np.asarray(ids)[:, None], axis=1).tobytes(),
+            best.astype(np.int32).tobytes(),
+            np.take_along_axis(found, best, axis=1).tobytes(),
+            found[:, row.chosen].tobytes(),
+        )
 
     def _choose(self, history: U64, output_index: int) -> int:
         return _choose(self.knobs, self._script, history, output_index)
@@ -167,6 +198,13 @@ def _allowed(choice: int, mask: I32) -> int:
     """The first id at or after `choice` that the mask allows, going round."""
     bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little").nonzero()[0]
     return int(bits[np.searchsorted(bits, choice) % len(bits)])
+
+
+def toy_logprobs(knobs: ToyKnobs, histories: U64) -> F32:
+    """Made-up log probabilities of each id after each of N histories (sums of `toy_entries`): [N, V], many equal."""
+    keys = mix(histories ^ np.uint64(knobs.seed))[:, None] ^ mix(np.arange(knobs.vocab_size, dtype=np.uint64))
+    values: F32 = (mix(keys) % np.uint64(1000)).astype(np.float32) / np.float32(-100)
+    return values
 
 
 def toy_entries(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:

@@ -42,7 +42,8 @@ class Admission:
 
     def cached_tokens(self, request: Request) -> int:
         cache = self.batch.cache
-        return cache.match(request.prompt[:-1], request.under(cache.version)).length * cache.page_size
+        shareable = request.prompt[: request.shareable]
+        return cache.match(shareable, request.under(cache.version)).length * cache.page_size
 
     def add(self, request: Request) -> None:
         self.waiting[request.submit.uid] = request
@@ -117,7 +118,7 @@ class Admission:
     def _whom_to_wait_for(self, request: Request) -> tuple[Request, int] | None:
         """The request that computes it, and how many tokens must be there."""
         leader, rows = request.leader, self.batch.rows
-        if leader is not None:
+        if leader is not None and request.shareable == len(request.prompt) - 1:
             if leader.submit.uid in self.waiting:
                 return leader, ALL
             stays = leader.has_pages and not rows.has(leader.slot, ENDING | PREEMPTED)
@@ -128,7 +129,7 @@ class Admission:
             ):
                 return leader, ALL
         namespace = request.under(self.batch.cache.version)
-        tokens, other = self._sharing.coming(request.prompt[:-1], namespace)
+        tokens, other = self._sharing.coming(request.prompt[: request.shareable], namespace)
         if other is None or tokens < sharing.LEAST_SHARED:
             return None
         return (other, tokens) if tokens - self.cached_tokens(request) >= sharing.LEAST_SHARED else None

@@ -26,6 +26,7 @@ class Batch:
         self._copies: list[Copy] = []
         self.running: Slots = _NO_SLOTS  # slots that hold pages, by arrival of their requests
         self._requests: list[Request | None] = [None] * (slots + 1)
+        self.scored: dict[int, Request] = {}  # by slot, those that ask for log probabilities
         self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
         self.launched_step = 0
         self.retired_step = 0
@@ -53,8 +54,8 @@ class Batch:
         known = rows.known(request.slot) if request.slot else request.prompt
         if not request.slot:
             request.space = request.under(cache.version)
-        # At least one token is computed, for there must be logits to sample from.
-        match = cache.match(known[:-1], request.space)
+        whole = request.unscored == len(request.prompt)
+        match = cache.match(known[:-1] if whole else known[: request.shareable], request.space)
         locked = cache.lock(match, request.priority)
         wanted = -(-len(known) // size) - match.length
         missing = wanted + reserve_pages - cache.available
@@ -92,6 +93,8 @@ class Batch:
         leader, length = request.leader, len(request.prompt) - 1
         if request.slot or leader is None or not length % size or length // size != matched:
             return 0
+        if request.shareable < length:
+            return 0
         if not self.computes_prompt_of(leader, request) or self.rows.computed_len[leader.slot] < length:
             return 0
         source = self.rows.page_table[leader.slot, matched : matched + 1].copy()
@@ -116,6 +119,8 @@ class Batch:
         self._requests[slot] = request
         request.slot, request.generation = slot, int(self.rows.generation[slot])
         request.cached_tokens = cached_tokens
+        if request.submit.logprobs is not None:
+            self.scored[slot] = request
 
     def grow(self, slots: Slots) -> None:
         """Gives each of `slots` one more page."""
@@ -176,6 +181,7 @@ class Batch:
             if request.swapped is not None:
                 self.forget_swapped(request)
             self._requests[slot] = None
+            self.scored.pop(slot, None)
             rows.close(slot)
 
     def _leave(self, request: Request) -> None:

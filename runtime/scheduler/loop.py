@@ -132,7 +132,8 @@ class Loop:
         """Late samples of the steps in flight, so that their rows' next masks can be made."""
         for launch in self._flying:
             if launch.plan.late.slots.size and launch.wait_late(LATE_WAIT_S):
-                self.scheduler.take_late(launch.plan, launch.late_ids())
+                logprobs = launch.late_logprobs() if launch.plan.late_logprobs else ()
+                self.scheduler.take_late(launch.plan, launch.late_ids(), logprobs)
                 self._mark("late")
 
     def _retire(self, launch: Launch) -> None:
@@ -144,7 +145,10 @@ class Loop:
                 )
             self._beat(age)
         self._mark("wait")
-        self.scheduler.retire(launch.plan, launch.ids(), launch.late_ids())
+        plan = launch.plan
+        logprobs = launch.logprobs() if plan.logprobs else ()
+        late_logprobs = launch.late_logprobs() if plan.late_logprobs else ()
+        self.scheduler.retire(plan, launch.ids(), launch.late_ids(), logprobs, late_logprobs)
         self._mark("retire")
         if self.recorder is not None:
             self.recorder.step(launch.plan.step, launch.started, launch.ended)

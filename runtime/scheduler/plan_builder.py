@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gapless.runtime.core.logprobs import LogprobRow
 from gapless.runtime.core.plan import I32, Plan, PlanBuffer, Sampling, Slots
 from gapless.runtime.core.random import uniform
+from gapless.runtime.scheduler import logprobs
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.composition import NO_INTS, Composition
 from gapless.runtime.scheduler.rows import (
@@ -59,6 +61,7 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
     sampled, sampled_state = (slots, state) if samples_all else (slots[sample_rows], state[:, sample_rows])
     sampling = _fill_sampling(buffer, "", rows, sampled, sampled_state, flags_seen)
     late = _fill_late(buffer, rows, what)
+    asked, asked_late = _logprobs(batch, what, sampled, state) if batch.scored else ((), ())
     _advance(rows, slots, kv_len, sampled, sampled_state, slots[held_rows])
     batch.launched_step += 1
     return Plan(
@@ -82,7 +85,20 @@ def build_plan(batch: Batch, what: Composition) -> Plan:
         chunks=len(what.chunks),
         setups=what.setups,
         copies=batch.take_copies(),
+        logprobs=asked,
+        late_logprobs=asked_late,
     )
+
+
+def _logprobs(
+    batch: Batch, what: Composition, sampled: Slots, state: I32
+) -> tuple[tuple[LogprobRow, ...], tuple[LogprobRow, ...]]:
+    """What the plan's rows, whose state is given, are asked for, and what those that are sampled late are."""
+    decoding = len(what.decode)
+    begins = state[LAUNCHED_LEN, decoding:].tolist()
+    of_chunks = logprobs.of_chunks(batch, what.chunks, begins, decoding)
+    of_samples = logprobs.of_samples(batch, sampled.tolist())
+    return of_samples + of_chunks, logprobs.of_samples(batch, what.late.tolist())
 
 
 def _advance(rows: Rows, slots: Slots, kv_len: I32, sampled: Slots, sampled_state: I32, held: Slots) -> None:

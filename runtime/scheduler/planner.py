@@ -92,6 +92,7 @@ class Planner:
             late_generations=NO_INTS,
             late_masks=last.late_masks,
             chunks=0,
+            logprobs=last.logprobs,
         )
 
     def _sampling(self, last: Sampling, buffer: PlanBuffer) -> Sampling:

@@ -33,9 +33,22 @@ class Request:
     swapped: Swapped | None = None
     preemptions: int = 0
     prompt: NDArray[np.int32] = field(init=False)
+    # The first position of the prompt whose token's log probability no launched step finds; the prompt's length: none.
+    unscored: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt = int32s(self.submit.input_ids)
+        wanted = self.submit.logprobs
+        # Nothing comes before the first token, so it has none.
+        self.unscored = len(self.prompt) if wanted is None else min(max(wanted.start, 1), len(self.prompt))
+
+    @property
+    def shareable(self) -> int:
+        """How many of the prompt's tokens may have been computed by others.
+
+        The rest is computed, for there must be logits to sample from, and those that the unscored tokens follow.
+        """
+        return self.unscored - 1
 
     @property
     def priority(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gapless.overlap.device import Ids
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import GaplessError, InternalError, RequestError
+from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.messages import (
     Abort,
     Closed,
@@ -80,6 +81,7 @@ class Scheduler:
         self._closed: list[Closed] = []
         self._flushed: list[Flushed] = []
         self._columns: list[tuple[I32, I32, I32, I32]] = []  # slots, generations, ids, finish
+        self._logprobs: list[tuple[int, int, bool, Logprobs]] = []
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -127,18 +129,28 @@ class Scheduler:
         """A further step of the same composition, for multi-step scheduling."""
         return self._build(self.composer.compose_more())
 
-    def take_late(self, plan: Plan, ids: Ids) -> None:
+    def take_late(self, plan: Plan, ids: Ids, logprobs: Sequence[Logprobs] = ()) -> None:
         """Takes in what a step sampled late, once; before the step itself has retired, if possible."""
         if plan.step <= self._late_step:
             return
         self._late_step = plan.step
+        self._keep_logprobs(plan.late_logprobs, logprobs)
         if len(ids):
             self._decide(plan.late.slots.astype(np.intp), plan.late_generations, ids)
 
-    def retire(self, plan: Plan, ids: Ids, late_ids: Ids) -> None:
-        """Takes in the ids of a step that the device has finished; steps retire in launch order."""
+    def retire(
+        self,
+        plan: Plan,
+        ids: Ids,
+        late_ids: Ids,
+        logprobs: Sequence[Logprobs] = (),
+        late_logprobs: Sequence[Logprobs] = (),
+    ) -> None:
+        """Takes in what a step that the device has finished gave; steps retire in launch order."""
         rows, batch, slots, late = self.batch.rows, self.batch, plan.index, plan.late.slots
-        self.take_late(plan, late_ids)
+        self.take_late(plan, late_ids, late_logprobs)
+        if plan.logprobs:
+            self._keep_logprobs(plan.logprobs, logprobs)
         rows.in_flight[slots] -= 1
         rows.computed_len[slots] = plan.kv_len
         sampled, generations = slots, plan.generations
@@ -163,7 +175,8 @@ class Scheduler:
         """What the detokenizer must hear since the last call."""
         started, self.admission.started = self.admission.started, []
         parts, self._columns = self._columns, []
-        if not parts and not started and not self._closed:
+        logprobs, self._logprobs = self._logprobs, []
+        if not parts and not started and not self._closed and not logprobs:
             return None
         if len(parts) == 1:
             slots, generations, ids, finish = parts[0]
@@ -176,6 +189,7 @@ class Scheduler:
             ids=ids.tobytes(),
             finish=finish.astype(np.uint8).tobytes(),
             closed=self._closed,
+            logprobs=logprobs,
         )
         self._closed = []
         return output
@@ -298,6 +312,13 @@ class Scheduler:
             for slot in slots[finish > 0].tolist():
                 self._end(slot)
         return bool(ended or seen & (ENDING | PREEMPTED | CONSTRAINED))
+
+    def _keep_logprobs(self, asked: Sequence[LogprobRow], found: Sequence[Logprobs]) -> None:
+        """For the rows that `_decide` is going to heed."""
+        rows = self.batch.rows
+        for row, logprobs in zip(asked, found, strict=True):
+            if rows.generation[row.slot] == row.generation and not rows.has(row.slot, ENDING):
+                self._logprobs.append((row.slot, row.generation, row.ids is not None, logprobs))
 
     def _accept(self, slots: Slots) -> None:
         """Tells grammars of their newest token."""

@@ -88,11 +88,23 @@ class Metrics:
 
     def text(self, model_name: str, heartbeat: Heartbeat, max_total_tokens: int) -> str:
         """All of them, in Prometheus' text format."""
-        labels = 'model_name="{}"'.format(
-            model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        )
+        escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        labels = f'model_name="{escaped}"'
+        lines: list[str] = []
+        for kind, group in (
+            ("gauge", self._gauges(heartbeat, max_total_tokens)),
+            ("counter", self._counters()),
+        ):
+            for name, (value, help) in group.items():
+                number = value if isinstance(value, int) else f"{value:.9g}"
+                lines += [*_head(name, kind, help), f"sglang:{name}{{{labels}}} {number}"]
+        for name, (histogram, help) in self._histograms().items():
+            lines += [*_head(name, "histogram", help), *histogram.lines(f"sglang:{name}", labels)]
+        return "\n".join(lines) + "\n"
+
+    def _gauges(self, heartbeat: Heartbeat, max_total_tokens: int) -> dict[str, tuple[float, str]]:
         throughput, hit_rate = self.rates()
-        gauges = {
+        return {
             "num_running_reqs": (heartbeat.running, "Requests that run"),
             "num_queue_reqs": (heartbeat.waiting, "Requests that wait for a place in the batch"),
             "num_used_tokens": (heartbeat.used_tokens, "Tokens of the KV pool in use"),
@@ -102,27 +114,23 @@ class Metrics:
             "cache_hit_rate": (hit_rate, "Share of prompt tokens found in the prefix cache, last 10 s"),
             "gen_throughput": (throughput, "Tokens generated per second, last 10 s"),
         }
-        counters = {
+
+    def _counters(self) -> dict[str, tuple[int, str]]:
+        return {
             "prompt_tokens_total": (self.prompt_tokens, "Prompt tokens of ended requests"),
             "cached_tokens_total": (self.cached_tokens, "Those of them found in the prefix cache"),
             "generation_tokens_total": (self.generation_tokens, "Tokens generated"),
             "num_requests_total": (self.requests, "Requests that have ended"),
             "num_aborted_requests_total": (self.aborted, "Those of them that were aborted"),
         }
-        histograms = {
+
+    def _histograms(self) -> dict[str, tuple[Histogram, str]]:
+        return {
             "time_to_first_token_seconds": (self.first_token, "From a request's arrival to its first token"),
             "inter_token_latency_seconds": (self.between_tokens, "Between tokens of a request"),
             "e2e_request_latency_seconds": (self.whole_request, "From a request's arrival to its end"),
             "queue_time_seconds": (self.in_queue, "From a request's arrival to its place in the batch"),
         }
-        lines: list[str] = []
-        for kind, group in (("gauge", gauges), ("counter", counters)):
-            for name, (value, help) in group.items():
-                number = value if isinstance(value, int) else f"{value:.9g}"
-                lines += [*_head(name, kind, help), f"sglang:{name}{{{labels}}} {number}"]
-        for name, (histogram, help) in histograms.items():
-            lines += [*_head(name, "histogram", help), *histogram.lines(f"sglang:{name}", labels)]
-        return "\n".join(lines) + "\n"
 
 
 def _head(name: str, kind: str, help: str) -> list[str]:

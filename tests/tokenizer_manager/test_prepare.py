@@ -33,7 +33,7 @@ def submits(
     text: str | None, ids: list[Any] | None, ready: Ready, samples: list[tuple[int, int]], **params: Any
 ) -> list[Submit]:
     field = "text" if ids is None else "input_ids"
-    prompt = Prompt(text, ids, SamplingParams.parse(params), "rid", ("rid",), "key", "salt", 3, field)
+    prompt = Prompt(text, ids, SamplingParams.parse(params), "rid", ("rid",), "key", "salt", 3, field=field)
     return prepare(prompt, samples, ByteTokenizer(), ready)
 
 

@@ -31,9 +31,9 @@ def test_each_sample_is_a_request_that_names_the_first(run: Any, in_process: Any
             encoded: list[str] = []
 
             class Tokenizer(ByteTokenizer):
-                def encode(self, text: str) -> list[int]:
+                def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
                     encoded.append(text)
-                    return super().encode(text)
+                    return super().encode(text, add_special_tokens)
 
             service.front.tokenizer = Tokenizer()
             params = [{"n": 3}, {"n": 1}, {"n": 2, "sampling_seed": 7}]

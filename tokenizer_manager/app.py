@@ -13,6 +13,7 @@ from gapless.runtime.core.errors import GaplessError
 from gapless.tokenizer_manager import admin, generate, info, openapi, probe, tokenize
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.keys import AdminOnly, Guard, Keys
+from gapless.tokenizer_manager.openai import routes as openai
 from gapless.tokenizer_manager.responses import ErrorResponses
 from gapless.tokenizer_manager.routes import RouteSpec
 
@@ -22,6 +23,7 @@ _GROUPS: tuple[Callable[[Front], list[RouteSpec]], ...] = (
     info.routes,
     probe.routes,
     tokenize.routes,
+    openai.routes,
 )
 
 

@@ -16,7 +16,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gapless.runtime.core.errors import GaplessError
+from gapless.runtime.core.errors import GaplessError, RequestError
 from gapless.tokenizer_manager.body import Body
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.schema import GenerateRequest
@@ -46,10 +46,18 @@ class Form(Protocol):
 
 
 class Generating:
-    """An ASGI application: `parse` makes the form of a body, or raises RequestError."""
+    """An ASGI application: `parse` makes the form of a body, or raises RequestError.
 
-    def __init__(self, front: Front, parse: Callable[[bytearray], Awaitable[Form]]) -> None:
-        self._front, self._parse = front, parse
+    `renamed` puts such errors in the words of the route's own fields.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        parse: Callable[[bytearray], Awaitable[Form]],
+        renamed: Callable[[RequestError], RequestError] = lambda error: error,
+    ) -> None:
+        self._front, self._parse, self._renamed = front, parse, renamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._front.check_healthy()
@@ -59,6 +67,8 @@ class Generating:
             await self._serve(form, body, receive, send)
         except ClientDisconnect:
             return
+        except RequestError as error:
+            raise self._renamed(error) from error
         finally:
             body.drop()
 

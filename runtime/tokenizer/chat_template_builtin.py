@@ -122,7 +122,8 @@ _LLAMA_3 = """\
 <|start_header_id|>assistant<|end_header_id|>
 
 {% for call in message.tool_calls -%}
-{{ '; ' if not loop.first }}{"name": {{ call.function.name | tojson }}, "parameters": {{ call.function.arguments | tojson }}}
+{{ '; ' if not loop.first }}{"name": {{ call.function.name | tojson }}, "parameters": {{ '' -}}
+{{ call.function.arguments | tojson }}}
 {%- endfor -%}
 <|eot_id|>
 {%- elif message.role in ('user', 'assistant') -%}
@@ -159,7 +160,8 @@ _MISTRAL = """\
 {%- if message.tool_calls -%}
 [TOOL_CALLS] [
 {%- for call in message.tool_calls -%}
-{{ ', ' if not loop.first }}{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}
+{{ ', ' if not loop.first }}{"name": {{ call.function.name | tojson }}, "arguments": {{ '' -}}
+{{ call.function.arguments | tojson }}
 {%- if call.id %}, "id": {{ call.id | tojson }}{% endif %}}
 {%- endfor -%}
 ]{{ eos_token }}

@@ -31,7 +31,7 @@ class Renderer:
         self.template = template
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._finalizer = weakref.finalize(self, int)
+        self._finalizer: weakref.finalize[..., Renderer] | None = None
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The prompt that the template makes of `variables` (JSON's values); raises TemplateError."""
@@ -40,8 +40,9 @@ class Renderer:
             process = self._process or self._start()
             answer = _ask(process, line)
             if not answer:
-                self._finalizer()
                 self._process = None
+                if self._finalizer is not None:
+                    self._finalizer()
                 raise TemplateError(
                     f"the chat template took more than {CPU_SECONDS:g} s, or more memory than it may"
                 )

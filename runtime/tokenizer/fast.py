@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -23,7 +23,7 @@ class FastTokenizer:
         self.eos_token_ids = frozenset(facts.eos_token_ids)
         self.special_ids = frozenset(pieces.special.nonzero()[0].tolist())
         self.chat_template = facts.chat_template
-        self.special_tokens = facts.special_tokens
+        self.special_tokens: Mapping[str, str] = facts.special_tokens
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.encode_batch([text], add_special_tokens)[0]

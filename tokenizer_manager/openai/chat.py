@@ -1,0 +1,91 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gapless.tokenizer_manager.front import Front
+from gapless.tokenizer_manager.openai.api import ChatAnswer, ChatBody
+from gapless.tokenizer_manager.openai.body import native_fields, read
+from gapless.tokenizer_manager.openai.chat_form import ChatForm
+from gapless.tokenizer_manager.openai.envelope import Envelope
+from gapless.tokenizer_manager.openai.errors import renamed
+from gapless.tokenizer_manager.openai.messages import for_template
+from gapless.tokenizer_manager.openai.templates import Templates
+from gapless.tokenizer_manager.openai.tools import ToolUse, tool_use
+from gapless.tokenizer_manager.routes import RouteSpec
+from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
+from gapless.tokenizer_manager.serving import Generating
+
+_AS_LONG_AS_FITS = 2**31 - 1
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "functions": (),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "chat_template": (),  # a template is code: it comes with the server
+    "continue_final_message": (False,),
+    "documents": (),
+}
+_TOOL_GRAMMAR = "tool_choice.json_schema"  # where a grammar of our own making is to blame
+_NAMES = {
+    _TOOL_GRAMMAR: "tools",
+    "text": "messages",
+    "json_schema": "response_format",
+}
+
+
+def routes(front: Front) -> list[RouteSpec]:
+    chat = _Chat(front)
+    return [
+        RouteSpec(
+            "/v1/chat/completions",
+            Generating(front, chat.parse, lambda error: renamed(error, _NAMES)),
+            ("POST",),
+            summary="Answer a conversation; with stream, server-sent events of new text, then [DONE]",
+            body=ChatBody,
+            answer=ChatAnswer,
+            streams=True,
+        )
+    ]
+
+
+class _Chat:
+    def __init__(self, front: Front) -> None:
+        self._front, self._config = front, front.config
+        self._templates = Templates(front)
+
+    async def parse(self, data: bytearray) -> ChatForm:
+        body = read(data, ChatBody, self._config, _NOT_SERVED)
+        messages = for_template(body.messages)
+        use = tool_use(body, self._templates.tool_format()) if body.tools or body.tool_choice else None
+        variables = {
+            **(body.chat_template_kwargs or {}),
+            "messages": messages,
+            "tools": use.tools if use else None,
+            "add_generation_prompt": True,
+        }
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+        request = self._request(body, await self._templates.render(variables), use)
+        envelope = Envelope.of(
+            body, request.prompts[0].rid, self._config.model_name, "chat.completion", "chat.completion.chunk"
+        )
+        return ChatForm(request, envelope, use.parser if use else None)
+
+    def _request(self, body: ChatBody, text: str, use: ToolUse | None) -> GenerateRequest:
+        limits = (body.max_completion_tokens, body.max_tokens, _AS_LONG_AS_FITS)
+        fields = native_fields(body, "chatcmpl", next(limit for limit in limits if limit is not None))
+        if use is not None:
+            fields["sampling_params"]["json_schema"] = use.schema
+            if use.parser().needs_special_tokens:
+                fields["sampling_params"]["skip_special_tokens"] = False
+        request = parse_fields(fields | {"text": text}, self._config)
+        source = _TOOL_GRAMMAR.partition(".")[0] if use is not None and use.schema else "sampling_params"
+        prompts = [
+            dataclasses.replace(prompt, add_special_tokens=False, params_field=source)
+            for prompt in request.prompts
+        ]
+        return dataclasses.replace(request, prompts=prompts)

@@ -29,11 +29,11 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "documents": (),
 }
-_TOOL_GRAMMAR = "tool_choice.json_schema"  # where a grammar of our own making is to blame
+_ORIGIN, _TOOLS_ORIGIN = "sampling_params", "tools"  # of the sampling fields, in errors
 _NAMES = {
-    _TOOL_GRAMMAR: "tools",
     "text": "messages",
     "json_schema": "response_format",
+    f"{_TOOLS_ORIGIN}.json_schema": "tools",
 }
 
 
@@ -83,9 +83,9 @@ class _Chat:
             if use.parser().needs_special_tokens:
                 fields["sampling_params"]["skip_special_tokens"] = False
         request = parse_fields(fields | {"text": text}, self._config)
-        source = _TOOL_GRAMMAR.partition(".")[0] if use is not None and use.schema else "sampling_params"
+        origin = _TOOLS_ORIGIN if use is not None and use.schema else _ORIGIN
         prompts = [
-            dataclasses.replace(prompt, add_special_tokens=False, params_field=source)
+            dataclasses.replace(prompt, add_special_tokens=False, params_field=origin)
             for prompt in request.prompts
         ]
         return dataclasses.replace(request, prompts=prompts)

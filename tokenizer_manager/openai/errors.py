@@ -9,6 +9,7 @@ from gapless.runtime.core.errors import RequestError
 
 # /generate's sampling fields that have other names here.
 SAMPLING_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_NAME = re.compile(r"(?<![\w.])(?:(?:sampling_params|tools)\.)?(\w+)")  # a field's, with its origin
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -20,5 +21,4 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 
 def _replace(text: str, names: Mapping[str, str]) -> str:
-    pattern = r"\bsampling_params\.|\b(?:" + "|".join(map(re.escape, names)) + r")\b"
-    return re.sub(pattern, lambda match: names.get(match[0], ""), text)
+    return _NAME.sub(lambda match: names.get(match[0], names.get(match[1], match[1])), text)

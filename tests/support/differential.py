@@ -11,7 +11,18 @@ import numpy as np
 from gapless.overlap.device import Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.messages import Abort, Finish, StepOutput, Stop, Submit, column, int32s, uint8s
+from gapless.runtime.core.messages import (
+    Abort,
+    Finish,
+    Flush,
+    Flushed,
+    StepOutput,
+    Stop,
+    Submit,
+    column,
+    int32s,
+    uint8s,
+)
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model.toy import ToyKnobs, toy_entries, toy_output
@@ -88,6 +99,15 @@ class Runner:
         """A stop string was completed by output token `output_len`, as the detokenizer would say it."""
         seen = self.seen[uid]
         self.scheduler.handle([Stop(seen.slot, seen.generation, output_len)])
+
+    def flush(self) -> Flushed:
+        """The answer, which must be yes if and only if no request is alive."""
+        running, waiting, _ = self.scheduler.counts
+        self.scheduler.handle([Flush(7)])
+        (answer,) = self.scheduler.take_flushed()
+        assert (answer.number, answer.running, answer.waiting) == (7, running, waiting)
+        assert answer.done == (running + waiting == 0)
+        return answer
 
     def turn(self) -> bool:
         """One pass of the loop; False when it did nothing."""

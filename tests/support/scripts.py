@@ -30,6 +30,9 @@ class Step:
     stop_delay: int  # turns that its word takes
     priority: int = 0
     sample_of: int | None = None  # the uid of the first of n samples of the same prompt
+    extra_key: str = ""
+    cache_salt: str = ""
+    flush: int | None = None  # when somebody asks for a flush
 
 
 def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
@@ -55,9 +58,9 @@ def random_script(rng: random.Random) -> list[Step]:
         script.append(step)
         for _ in range(rng.choice([0, 0, 0, 1, 3])):
             sample = _random_step(rng)
-            script.append(
-                dataclasses.replace(sample, prompt=step.prompt, arrive=step.arrive, sample_of=leader)
-            )
+            same = {"prompt": step.prompt, "arrive": step.arrive, "sample_of": leader}
+            same |= {"extra_key": step.extra_key, "cache_salt": step.cache_salt}
+            script.append(dataclasses.replace(sample, **same))
     return script
 
 
@@ -73,6 +76,9 @@ def _random_step(rng: random.Random) -> Step:
         stop=rng.choice([None, None, rng.randint(1, 12)]),
         stop_delay=rng.choice([0, 0, 1, 2, 5]),
         priority=rng.choice([0, 0, 1, 7]),
+        extra_key=rng.choice(["", "", "", "x"]),
+        cache_salt=rng.choice(["", "", "", "x"]),
+        flush=rng.choice([None, None, None, rng.randint(0, 40)]),
     )
 
 
@@ -86,9 +92,12 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
             if step.arrive == now:
                 leader = -1 if step.sample_of is None else step.sample_of
                 more = {"priority": step.priority, "leader": leader}
+                more |= {"extra_key": step.extra_key, "cache_salt": step.cache_salt}
                 runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids, **more)
             if step.abort == now and uid in runner.seen:
                 runner.abort(uid)
+            if step.flush == now:
+                runner.flush()
             seen = runner.seen.get(uid)
             if seen and step.stop and len(seen.ids) >= step.stop:
                 found.setdefault(uid, now)

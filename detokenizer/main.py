@@ -31,7 +31,7 @@ def main(spec: ChildSpec) -> int:
             output, stops = manager.handle(message)
             for stop in stops:
                 scheduler.send(stop)
-            if output.uids or output.finished or output.opened:
+            if output.uids or output.finished or output.opened or output.logprobs:
                 front.send(output)
 
 

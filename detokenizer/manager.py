@@ -6,8 +6,11 @@ stop strings in one order, so that exactly one `Finished` goes out for a uid wha
 
 from __future__ import annotations
 
+from collections import deque
+
 from gapless.detokenizer.stop import Match, StopMatcher
 from gapless.detokenizer.text import IncrementalText, Vocabulary
+from gapless.runtime.core.logprobs import Logprobs
 from gapless.runtime.core.messages import (
     Closed,
     Finish,
@@ -42,11 +45,14 @@ class DetokenizerManager:
         out = _Output()
         for opened in step.opened:
             self._open(opened, out)
+        scored = self._sort_logprobs(step, out) if step.logprobs else None
         rows = (int32s(step.slots), int32s(step.generations), int32s(step.ids), uint8s(step.finish))
         for slot, generation, token_id, finish in zip(*(r.tolist() for r in rows), strict=True):
             request = self._slots.get(slot)
             if request is not None and request.generation == generation:
                 self._row(request, token_id, finish, out)
+                if scored and (found := scored.get((slot, generation))):
+                    out.logprobs.append((request.opened.uid, False, found.popleft()))
         for closed in step.closed:
             self._close(closed, out)
         return out.message(), out.stops
@@ -66,6 +72,17 @@ class DetokenizerManager:
             self._unbind(request)
             request.slot, request.generation = slot, generation
         self._slots[slot] = request
+
+    def _sort_logprobs(self, step: StepOutput, out: _Output) -> dict[tuple[int, int], deque[Logprobs]]:
+        """Passes those of prompts on; returns those of rows by (slot, generation), each in the order of its rows."""
+        scored: dict[tuple[int, int], deque[Logprobs]] = {}
+        for slot, generation, of_prompt, found in step.logprobs:
+            request = self._slots.get(slot)
+            if not of_prompt:
+                scored.setdefault((slot, generation), deque()).append(found)
+            elif request is not None and request.generation == generation:
+                out.logprobs.append((request.opened.uid, True, found))
+        return scored
 
     def _row(self, request: _Request, token_id: int, finish: int, out: _Output) -> None:
         request.output_len += 1
@@ -157,6 +174,7 @@ class _Output:
         self.opened: list[tuple[int, int, int]] = []
         self.finished: list[Finished] = []
         self.stops: list[Stop] = []
+        self.logprobs: list[tuple[int, bool, Logprobs]] = []
         self._uids: list[int] = []
         self._texts: list[str] = []
         self._counts: list[int] = []
@@ -176,4 +194,5 @@ class _Output:
             column(self._ids, "<i4"),
             self.finished,
             self.opened,
+            self.logprobs,
         )

@@ -71,13 +71,31 @@ class Engine:
         extra_key: str | list[str] | None = None,
         cache_salt: str | list[str] | None = None,
         priority: int | list[int] | None = None,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        token_ids_logprob: list[int] | list[list[int]] | None = None,
+        return_text_in_logprobs: bool | None = None,
     ) -> Any:
         """What POST /generate answers: a dict for one prompt, a list of them for a list or for `n` above 1; a `Stream`
-        where asked for. A list's `extra_key`, `cache_salt` and `priority` are one for all prompts or a list, too.
+        where asked for. A list's other fields are one for all prompts or a list, too.
 
         Raises RequestError naming the field before any work is done, and InternalError when the engine has died.
         """
-        request = self._request(prompt, sampling_params, input_ids, stream, extra_key, cache_salt, priority)
+        request = self._request(
+            text=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            stream=stream,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            priority=priority,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            token_ids_logprob=token_ids_logprob,
+            return_text_in_logprobs=return_text_in_logprobs,
+        )
         if stream:
             return Stream(self, self._host.wait(self._host.open(request)), request.is_list)
         answers = self._host.wait(self._host.answer(request))
@@ -93,9 +111,27 @@ class Engine:
         extra_key: str | list[str] | None = None,
         cache_salt: str | list[str] | None = None,
         priority: int | list[int] | None = None,
+        return_logprob: bool | list[bool] | None = None,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        token_ids_logprob: list[int] | list[list[int]] | None = None,
+        return_text_in_logprobs: bool | None = None,
     ) -> Any:
         """`generate` for a coroutine: cancelling it aborts the request."""
-        request = self._request(prompt, sampling_params, input_ids, stream, extra_key, cache_salt, priority)
+        request = self._request(
+            text=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            stream=stream,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            priority=priority,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            token_ids_logprob=token_ids_logprob,
+            return_text_in_logprobs=return_text_in_logprobs,
+        )
         if stream:
             call = await asyncio.wrap_future(self._host.submit(self._host.open(request)))
             return Stream(self, call, request.is_list)
@@ -109,6 +145,13 @@ class Engine:
         """
         return self._host.wait(self._host.flush_cache(timeout))
 
+    def update_weights_from_disk(self, model_path: str, timeout: float = 60.0) -> FlushResult:
+        """Takes other weights of the same shape once open calls have ended; false where they do not within `timeout`.
+
+        Raises RequestError, with the old weights in use, where these cannot be taken.
+        """
+        return self._host.wait(self._host.update_weights(model_path, timeout))
+
     def shutdown(self) -> None:
         """Ends the scheduler's process. Open calls raise UnavailableError, and so do later ones."""
         self._close()
@@ -119,25 +162,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _request(
-        self,
-        prompt: Any,
-        sampling_params: Any,
-        input_ids: Any,
-        stream: bool,
-        extra_key: Any,
-        cache_salt: Any,
-        priority: Any,
-    ) -> GenerateRequest:
-        fields = {
-            "text": prompt,
-            "input_ids": input_ids,
-            "sampling_params": sampling_params,
-            "stream": stream,
-            "extra_key": extra_key,
-            "cache_salt": cache_salt,
-            "priority": priority,
-        }
+    def _request(self, **fields: Any) -> GenerateRequest:
         return parse_fields(fields, self._host.config)
 
 
@@ -276,6 +301,9 @@ class _Host:
 
     async def flush_cache(self, timeout: float) -> FlushResult:
         return await self._front.flush_cache(timeout)
+
+    async def update_weights(self, model_path: str, timeout: float) -> FlushResult:
+        return await self._front.update_weights(model_path, timeout)
 
     async def chunks(self, call: Call) -> list[tuple[int, Answer | GaplessError]]:
         """(index, chunk or failure) of each sample that has something new; none once the call is closed."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gapless.runtime.core.logprobs import MAX_LOGPROBS
 from gapless.runtime.core.sampling import MAX_BIASES, MAX_SAMPLES, MAX_STOPS
 
 MAX_NAME_CHARS = 256  # of a rid, an extra_key or a cache_salt
@@ -21,6 +22,8 @@ Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Rid = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=_MAX_INT)]
 TokenId = Annotated[int, Meta(ge=0)]
+LogprobStart = Annotated[int, Meta(ge=-1, le=_MAX_INT, description="-1: none of the prompt's tokens")]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_INT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -66,6 +69,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     priority: Priority | list[Priority] | None = None
     extra_key: Name | list[Name] | None = None
     cache_salt: Name | list[Name] | None = None
+    return_logprob: bool | list[bool] | None = False
+    logprob_start_len: LogprobStart | list[LogprobStart] | None = -1
+    top_logprobs_num: LogprobCount | list[LogprobCount] | None = 0
+    token_ids_logprob: Annotated[list[TokenId | list[TokenId]], Meta(max_length=MAX_LOGPROBS)] | None = None
+    return_text_in_logprobs: bool | None = False
     timeout: (
         Annotated[
             float,
@@ -86,6 +94,10 @@ class FinishReason(msgspec.Struct):
     message: str | None = None
 
 
+LogprobEntry = tuple[float | None, int, str | None]  # log probability (None: nothing comes before), id, text
+LogprobLists = list[list[LogprobEntry] | None]
+
+
 class MetaInfo(msgspec.Struct):
     id: str
     finish_reason: FinishReason | None
@@ -93,6 +105,12 @@ class MetaInfo(msgspec.Struct):
     completion_tokens: int
     cached_tokens: int
     e2e_latency: float | None = None
+    input_token_logprobs: list[LogprobEntry] | None = None
+    output_token_logprobs: list[LogprobEntry] | None = None
+    input_top_logprobs: LogprobLists | None = None
+    output_top_logprobs: LogprobLists | None = None
+    input_token_ids_logprobs: LogprobLists | None = None
+    output_token_ids_logprobs: LogprobLists | None = None
 
 
 class GenerateAnswer(msgspec.Struct):
@@ -181,6 +199,18 @@ class ModelList(msgspec.Struct):
 class Health(msgspec.Struct):
     status: str
     reason: str | None = None
+
+
+class UpdateWeightsBody(msgspec.Struct, kw_only=True):
+    """Weights of the same shape as those in use, and how many seconds to wait for open requests to end."""
+
+    model_path: Annotated[str, Meta(min_length=1)]
+    timeout: Annotated[float, Meta(ge=0, le=3600)] = 60.0
+
+
+class UpdateWeightsAnswer(msgspec.Struct):
+    success: bool
+    message: str
 
 
 class FlushAnswer(msgspec.Struct):

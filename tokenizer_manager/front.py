@@ -47,12 +47,13 @@ class Front:
     ) -> None:
         self.config = config
         self.registry = Registry(send, config.max_queued_requests)
-        self._flusher = Flusher(send, self.registry, self.check_healthy)
+        self._flusher = Flusher(send, self.registry, self._check_alive)
         self.body_room = BodyRoom(config.max_body_bytes)
         self.grammars = Grammars(config.grammar_timeout, enabled=config.grammar_backend != "none")
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False
+        self.updating = False  # the weights; no request is taken meanwhile
         self._ready_at = 0.0
         self._fatal: str | None = None
         self.heartbeat = Heartbeat(0.0, 0.0, 0, 0, 0, 0)  # the newest
@@ -96,6 +97,8 @@ class Front:
             return "draining", "the server is shutting down"
         if self.ready is None or self.tokenizer is None:
             return "loading", "the model is loading"
+        if self.updating:
+            return "updating", "the weights are being updated"
         return None
 
     def health(self) -> dict[str, Any]:
@@ -106,6 +109,11 @@ class Front:
         if silent >= STALE_SECONDS:
             return {"status": "stalled", "reason": f"no heartbeat of the engine for {silent:.1f} s"}
         return {"status": "ok"}
+
+    def _check_alive(self) -> None:
+        """For what may be waited for while the weights are updated."""
+        if (health := self.health())["status"] not in ("ok", "updating"):
+            raise UnavailableError(health["reason"])
 
     def check_open(self) -> None:
         if (refusal := self.refusal()) is not None:
@@ -135,8 +143,20 @@ class Front:
 
         size = sum(len(prompt.text or prompt.input_ids or "") for prompt in prompts)
         messages = run() if size <= _INLINE_SIZE else await asyncio.to_thread(run)
-        self.registry.submit(call, messages)
+        self.registry.submit(call, messages, tokenizer.pieces)
 
     async def flush_cache(self, timeout: float = 0.0) -> FlushResult:
         """Empties the prefix cache, or says what keeps it in use when `timeout` seconds are over."""
         return await self._flusher.flush(timeout)
+
+    async def update_weights(self, model_path: str, timeout: float) -> FlushResult:
+        """Takes no new requests, waits for the open ones for up to `timeout` seconds, and has other weights loaded.
+
+        Raises RequestError where they cannot be taken; the old ones go on then.
+        """
+        self.check_open()
+        self.updating = True
+        try:
+            return await self._flusher.flush(timeout, model_path)
+        finally:
+            self.updating = False

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gapless.runtime.core.errors import RequestError
+from gapless.runtime.core.logprobs import LogprobParams
 from gapless.runtime.core.messages import Ready, Submit
 from gapless.runtime.core.random import mix
 from gapless.runtime.core.sampling import GRAMMARS
@@ -44,6 +45,7 @@ def prepare(
     assert ids is not None
     _check_length(len(ids), "tokens", _longest(ready), prompt.field, ready)
     _check_ids(ids, prompt.field, ready)
+    logprobs = _logprobs(prompt.logprobs, len(ids), ready)
     fitting = ready.context_length - len(ids)
     eos = frozenset() if params.ignore_eos else tokenizer.eos_token_ids.union(ready.eos_token_ids)
     uids, seeds = map(list, zip(*samples, strict=True))
@@ -63,9 +65,24 @@ def prepare(
         prompt.cache_salt,
         prompt.priority,
         grammar,
+        logprobs=logprobs,
     )
     others = zip(uids[1:], seeds[1:], strict=True)
     return [first, *(msgspec.structs.replace(first, uid=u, seed=s, leader=first.uid) for u, s in others)]
+
+
+def _logprobs(wanted: LogprobParams | None, prompt_tokens: int, ready: Ready) -> LogprobParams | None:
+    if wanted is None:
+        return None
+    if wanted.start >= prompt_tokens:
+        raise RequestError(
+            f"logprob_start_len is {wanted.start}, the prompt has {prompt_tokens} tokens",
+            param="logprob_start_len",
+        )
+    for token_id in wanted.ids:
+        _check_id(token_id, "token_ids_logprob", ready.vocab_size)
+    start = prompt_tokens if wanted.start < 0 else wanted.start
+    return msgspec.structs.replace(wanted, start=start, top=min(wanted.top, ready.vocab_size))
 
 
 def sample_seeds(seed: int, count: int) -> list[int]:

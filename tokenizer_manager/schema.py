@@ -15,6 +15,7 @@ from typing import Any
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import RequestError
+from gapless.runtime.core.logprobs import MAX_LOGPROBS, LogprobParams
 from gapless.runtime.core.sampling import SamplingParams
 from gapless.tokenizer_manager.api import MAX_NAME_CHARS, MAX_TIMEOUT_SECONDS, GenerateBody, SamplingFields
 from gapless.tokenizer_manager.fields import check_known, decode_object
@@ -25,10 +26,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "image_data": (),
     "video_data": (),
     "audio_data": (),
-    "return_logprob": (False,),
-    "logprob_start_len": (-1,),
-    "top_logprobs_num": (0,),
-    "token_ids_logprob": (),
     "return_hidden_states": (False,),
     "return_entropy": (False,),
     "return_bytes": (False,),
@@ -58,6 +55,7 @@ class Prompt:
     cache_salt: str = ""
     priority: int = 0
     add_special_tokens: bool = True  # to `text`
+    logprobs: LogprobParams | None = None  # a start of -1: none of the prompt's
     field: str = "text"
     params_field: str = "sampling_params"
 
@@ -95,6 +93,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
     extra_keys = _keys(fields.get("extra_key"), "extra_key", size)
     cache_salts = _keys(fields.get("cache_salt"), "cache_salt", size)
     priorities = _priorities(fields.get("priority"), size)
+    logprobs = _logprobs(fields, size)
     return GenerateRequest(
         [
             Prompt(
@@ -106,13 +105,14 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
                 extra_key=extra_keys[i],
                 cache_salt=cache_salts[i],
                 priority=priorities[i],
+                logprobs=logprobs[i],
                 field=f"{source}[{i}]" if is_batch else source,
                 params_field=params[i][0],
             )
             for i, prompt in enumerate(prompts)
         ],
         is_batch or samples[0] > 1,
-        _stream(fields.get("stream")),
+        _flag(fields.get("stream"), "stream"),
         _timeout(fields.get("timeout")),
     )
 
@@ -220,10 +220,47 @@ def _string(value: Any, field: str, least: int) -> str:
 
 def _priorities(value: Any, size: int | None) -> list[int]:
     named = _of_each_prompt(value, "priority", size)
-    for name, item in named:
-        if item is not None and (type(item) is not int or not -(2**31) <= item < 2**31):
-            raise _wrong(item, name, "an integer from -2147483648 to 2147483647")
-    return [item or 0 for _, item in named]
+    return [_integer(item, name, -(2**31), 2**31 - 1, 0) for name, item in named]
+
+
+def _logprobs(fields: Mapping[str, Any], size: int | None) -> list[LogprobParams | None]:
+    """What is asked for of each prompt; the limits hold even where nothing is."""
+    asked = [
+        _flag(item, name)
+        for name, item in _of_each_prompt(fields.get("return_logprob"), "return_logprob", size)
+    ]
+    named = _of_each_prompt(fields.get("logprob_start_len"), "logprob_start_len", size)
+    starts = [_integer(item, name, -1, 2**31 - 1, -1) for name, item in named]
+    named = _of_each_prompt(fields.get("top_logprobs_num"), "top_logprobs_num", size)
+    tops = [_integer(item, name, 0, MAX_LOGPROBS, 0) for name, item in named]
+    ids = fields.get("token_ids_logprob")
+    if size is not None and isinstance(ids, list) and not any(isinstance(item, list | None) for item in ids):
+        ids = [ids] * size
+    chosen = [_chosen_ids(item, name) for name, item in _of_each_prompt(ids, "token_ids_logprob", size)]
+    text = _flag(fields.get("return_text_in_logprobs"), "return_text_in_logprobs")
+    return [
+        LogprobParams(start, top, ids, text) if wanted else None
+        for wanted, start, top, ids in zip(asked, starts, tops, chosen, strict=True)
+    ]
+
+
+def _chosen_ids(value: Any, field: str) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_LOGPROBS:
+        raise _wrong(value, field, f"a list of at most {MAX_LOGPROBS} token ids")
+    for i, item in enumerate(value):
+        if type(item) is not int or not 0 <= item < 2**31:
+            raise _wrong(item, f"{field}[{i}]", "a token id")
+    return tuple(value)
+
+
+def _integer(value: Any, field: str, low: int, high: int, default: int) -> int:
+    if value is None:
+        return default
+    if type(value) is not int or not low <= value <= high:
+        raise _wrong(value, field, f"an integer from {low} to {high}")
+    return value
 
 
 def _of_each_prompt(value: Any, field: str, size: int | None) -> list[tuple[str, Any]]:
@@ -235,9 +272,9 @@ def _of_each_prompt(value: Any, field: str, size: int | None) -> list[tuple[str,
     return [(f"{field}[{i}]", item) for i, item in enumerate(value)]
 
 
-def _stream(value: Any) -> bool:
+def _flag(value: Any, field: str) -> bool:
     if not isinstance(value, bool | None):
-        raise _wrong(value, "stream", "true or false")
+        raise _wrong(value, field, "true or false")
     return bool(value)
 
 

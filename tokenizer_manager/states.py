@@ -33,6 +33,8 @@ from gapless.runtime.core.messages import (
     int32s,
     int64s,
 )
+from gapless.runtime.tokenizer.pieces import TokenPieces
+from gapless.tokenizer_manager.logprobs import RequestLogprobs
 from gapless.tokenizer_manager.metrics import Metrics
 from gapless.tokenizer_manager.schema import Prompt
 
@@ -68,6 +70,7 @@ class RequestState:
     timed_out: bool = False
     why: str = ""  # it was ended early, for its client
     sent_ids: int = 0  # of `ids`, in the events so far
+    logprobs: RequestLogprobs | None = None  # where asked for, once it was submitted
 
     def gain(self, text: str, ids: list[int]) -> None:
         if text:
@@ -185,11 +188,17 @@ class Registry:
         self.empty.clear()
         return call
 
-    def submit(self, call: Call, messages: Sequence[Submit]) -> None:
-        """Hands the call's samples to the scheduler, in order, unless they have ended meanwhile."""
+    def submit(self, call: Call, messages: Sequence[Submit], pieces: TokenPieces | None = None) -> None:
+        """Hands the call's samples to the scheduler, in order, unless they have ended meanwhile.
+
+        `pieces` are needed where log probabilities come with texts.
+        """
         for state, message in zip(call.states, messages, strict=True):
             if state.uid in self._live:
                 state.told = True
+                if (wanted := message.logprobs) is not None:
+                    texts = pieces if wanted.text else None
+                    state.logprobs = RequestLogprobs(wanted, message.input_ids, texts)
                 self._send(message)
 
     def abort(self, call: Call) -> None:
@@ -266,6 +275,14 @@ class Registry:
         if ids:
             self.metrics.stepped(len(ids), now - self._newest, steady)
             self._newest = now
+        for uid, of_prompt, found in output.logprobs:
+            state = self._live.get(uid)
+            if state is None or state.logprobs is None:
+                continue
+            if of_prompt:
+                state.logprobs.add_prompt(found)
+            else:
+                state.logprobs.add_output(found, state.ids)
         for finished in output.finished:
             if (state := self._live.get(finished.uid)) is not None:
                 self._end(state, finished)

@@ -23,6 +23,7 @@ from gapless.runtime.core.messages import (
     int32s,
     uint8s,
 )
+from gapless.runtime.core.logprobs import Logprobs
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model.toy import ToyKnobs, toy_entries, toy_output
@@ -42,6 +43,7 @@ class Seen:
     cached_tokens: int = -1
     forwards: int = 0  # launched rows, decode or chunk
     decodes: int = 0  # those past the prompt
+    logprobs: list[tuple[bool, Logprobs]] = field(default_factory=list)  # whether of the prompt
 
 
 class ToyLaunch:
@@ -51,15 +53,21 @@ class ToyLaunch:
         self.worker, self.plan = worker, plan
         self.ids: np.ndarray | None = None
         self.late_ids: np.ndarray | None = None
+        self.logprobs: list[Logprobs] = []
+        self.late_logprobs: list[Logprobs] = []
 
     def sample_late(self) -> None:
         if self.late_ids is None:
             self.late_ids = self.worker.sample_late(self.plan)
+            if self.plan.late_logprobs:
+                self.late_logprobs = self.worker.take_logprobs(self.plan.late_logprobs)
 
     def run(self) -> None:
         self.sample_late()
         if self.ids is None:
             self.ids = self.worker.run(self.plan)
+            if self.plan.logprobs:
+                self.logprobs = self.worker.take_logprobs(self.plan.logprobs)
 
 
 class Runner:
@@ -126,7 +134,8 @@ class Runner:
         while len(self.flying) > keep:
             launch = self.flying.popleft()
             launch.run()
-            self.scheduler.retire(launch.plan, launch.ids, launch.late_ids)
+            found = launch.logprobs, launch.late_logprobs
+            self.scheduler.retire(launch.plan, launch.ids, launch.late_ids, *found)
             self.collect()
         self.collect()
         self.check_tree()
@@ -148,8 +157,9 @@ class Runner:
     def take_late(self) -> None:
         """Late samples of the oldest step in flight, if the device has come so far."""
         if self.flying and (not self.late or self.late_ready()):
-            self.flying[0].sample_late()
-            self.scheduler.take_late(self.flying[0].plan, self.flying[0].late_ids)
+            launch = self.flying[0]
+            launch.sample_late()
+            self.scheduler.take_late(launch.plan, launch.late_ids, launch.late_logprobs)
             self.collect()
 
     def finish(self, limit: int = 20_000) -> None:
@@ -197,6 +207,9 @@ class Runner:
             int32s(output.ids),
             uint8s(output.finish),
         )
+        for slot, generation, of_prompt, logprobs in output.logprobs:
+            assert not names[slot, generation].finish, "a log probability after the end"
+            names[slot, generation].logprobs.append((of_prompt, logprobs))
         for slot, generation, token, finish in zip(*(c.tolist() for c in columns), strict=True):
             seen = names[slot, generation]
             assert not seen.finish, "an id after the end"

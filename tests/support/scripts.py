@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import Runner
+from toy_logprobs import check_logprobs
 
 from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.logprobs import LogprobParams
 from gapless.runtime.core.messages import Finish
 
 TURNS = 45
@@ -33,6 +35,7 @@ class Step:
     extra_key: str = ""
     cache_salt: str = ""
     flush: int | None = None  # when somebody asks for a flush
+    logprobs: LogprobParams | None = None
 
 
 def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
@@ -79,7 +82,13 @@ def _random_step(rng: random.Random) -> Step:
         extra_key=rng.choice(["", "", "", "x"]),
         cache_salt=rng.choice(["", "", "", "x"]),
         flush=rng.choice([None, None, None, rng.randint(0, 40)]),
+        logprobs=rng.choice([None, None, _random_logprobs(rng, len(stem + tail))]),
     )
+
+
+def _random_logprobs(rng: random.Random, length: int) -> LogprobParams:
+    start = rng.choice([0, length, rng.randint(0, length)])
+    return LogprobParams(start, rng.choice([0, 1, 5]), rng.choice([(), (3,), (200, 3)]))
 
 
 def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runner:
@@ -92,7 +101,11 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
             if step.arrive == now:
                 leader = -1 if step.sample_of is None else step.sample_of
                 more = {"priority": step.priority, "leader": leader}
-                more |= {"extra_key": step.extra_key, "cache_salt": step.cache_salt}
+                more |= {
+                    "extra_key": step.extra_key,
+                    "cache_salt": step.cache_salt,
+                    "logprobs": step.logprobs,
+                }
                 runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids, **more)
             if step.abort == now and uid in runner.seen:
                 runner.abort(uid)
@@ -123,6 +136,7 @@ def _check(runner: Runner, step: Step, uid: int) -> None:
     room = min(scheduler.context_length - len(prompt), scheduler.pool_tokens - len(prompt) + 1)
     count = min(step.max_new_tokens, room)
     want = runner.expected(prompt, count, step.stop_ids)
+    check_logprobs(runner.knobs, prompt, step.logprobs, seen)
     if seen.finish in (Finish.ABORT, Finish.STOP_STRING):
         assert seen.ids == want[: len(seen.ids)]
         return

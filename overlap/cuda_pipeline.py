@@ -152,6 +152,10 @@ class Pipeline:
             ]
         return info
 
+    def reload(self, model_path: str) -> None:
+        with self._streams.use(self._compute):
+            self._steps.reload(model_path)
+
     def begin(self, plan: Plan, place: int) -> Step:
         """Enqueues a step up to its late samples, in the buffers number `place`."""
         from gapless.overlap.plan_tensors import DeviceFields

@@ -64,8 +64,22 @@ class Device(Protocol):
         """Hands the step to the device's stream and returns at once."""
         ...
 
+    def reload(self, model_path: str) -> Reloading:
+        """Has other weights loaded, once what was launched has run, and returns at once."""
+        ...
+
     def stop(self) -> None:
         """Ends the device once what was launched has run."""
+        ...
+
+
+class Reloading(Protocol):
+    """Other weights on their way in. `error` says, once `wait` was True, why the old ones stay."""
+
+    error: BaseException | None
+
+    def wait(self, timeout: float) -> bool:
+        """True once they are there or have been refused, False after `timeout` seconds."""
         ...
 
 
@@ -74,6 +88,10 @@ class Loads(Protocol):
 
     def load(self) -> DeviceInfo:
         """Raises ModelLoadError or ConfigError."""
+        ...
+
+    def reload(self, model_path: str) -> None:
+        """Takes other weights of the same shape; raises GaplessError where there are none: the old ones stay."""
         ...
 
 
@@ -171,6 +189,32 @@ class CPULaunch(QueuedLaunch[Worker]):
         self._fired.set()
 
 
+class QueuedReload(Generic[W]):
+    """A reload that a thread will do between two launches."""
+
+    def __init__(self, model_path: str) -> None:
+        self.error: BaseException | None = None
+        self._model_path = model_path
+        self._fired = threading.Event()
+
+    def run(self, worker: W) -> BaseException | None:
+        """On the device's thread; returns what makes the device useless, which a refusal does not."""
+        try:
+            worker.reload(self._model_path)
+        except BaseException as error:
+            self.fail(error)
+            return None if isinstance(error, GaplessError) else error
+        self._fired.set()
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self._fired.set()
+
+    def wait(self, timeout: float) -> bool:
+        return self._fired.wait(timeout)
+
+
 class DeviceThread(Generic[W]):
     """One thread that makes a worker, has it load the model, and runs the launches in order.
 
@@ -180,7 +224,7 @@ class DeviceThread(Generic[W]):
 
     def __init__(self, make_worker: Callable[[], W]) -> None:
         self._make_worker = make_worker
-        self._work: queue.SimpleQueue[QueuedLaunch[W] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[QueuedLaunch[W] | QueuedReload[W] | None] = queue.SimpleQueue()
         self._loaded = threading.Event()
         self._info: DeviceInfo | None = None
         self._error: BaseException | None = None
@@ -196,6 +240,11 @@ class DeviceThread(Generic[W]):
         assert self._info is not None
         return self._info
 
+    def reload(self, model_path: str) -> QueuedReload[W]:
+        reload: QueuedReload[W] = QueuedReload(model_path)
+        self._work.put(reload)
+        return reload
+
     def stop(self) -> None:
         self._work.put(None)
         self._thread.join()
@@ -210,11 +259,11 @@ class DeviceThread(Generic[W]):
         finally:
             self._loaded.set()
         failure: BaseException | None = None
-        while (launch := self._work.get()) is not None:
+        while (work := self._work.get()) is not None:
             if failure is None:
-                failure = launch.run(worker)
+                failure = work.run(worker)
             else:  # a failed step is fatal: nothing runs on its ruins
-                launch.fail(failure)
+                work.fail(failure)
 
 
 class CPUDevice(DeviceThread[Worker]):

@@ -19,7 +19,7 @@ from gapless.overlap.cost_model import PROFILES, CostModel, move_costs, shape_na
 from gapless.overlap.device import Ids, Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import ConfigError, InternalError
+from gapless.runtime.core.errors import ConfigError, GaplessError, InternalError, ModelLoadError
 from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
 from gapless.runtime.model.toy import ToyKnobs
@@ -77,6 +77,9 @@ class ConstantWorker:
     def load(self) -> DeviceInfo:
         return self._info
 
+    def reload(self, model_path: str) -> None:
+        raise ModelLoadError(f"{model_path}: this device has no weights")
+
     def sample_late(self, plan: Plan) -> Ids:
         return np.zeros(len(plan.late.slots), np.int64)
 
@@ -129,6 +132,16 @@ class SimulatedLaunch:
         return ids
 
 
+class FinishedReload:
+    """Loading takes no time on the time line."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+
 class SimulatedDevice:
     """`busy` and `idle` are seconds so far: of steps, and of gaps between the end of one and the start of the next.
 
@@ -159,6 +172,13 @@ class SimulatedDevice:
         launch = SimulatedLaunch(self, plan, self._now())
         self._queue.append(launch)
         return launch
+
+    def reload(self, model_path: str) -> FinishedReload:
+        try:
+            self._worker.reload(model_path)
+        except GaplessError as error:
+            return FinishedReload(error)
+        return FinishedReload(None)
 
     def stop(self) -> None:
         """There is nothing to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -13,9 +14,9 @@ import numpy as np
 from gapless.overlap.cost_model import ModelShape, move_costs
 from gapless.overlap.page_copies import PagePools, host_pages
 from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.errors import ConfigError
+from gapless.runtime.core.errors import ConfigError, ModelLoadError
 from gapless.runtime.core.logprobs import LogprobRow
-from gapless.runtime.core.model_path import resolve_model_path
+from gapless.runtime.core.model_path import ModelSource, resolve_model_path
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan, Sampling
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from gapless.kernels.ops import Ops
     from gapless.overlap.plan_tensors import Fields
+    from gapless.runtime.model.interface import Model
     from gapless.runtime.model.logprobs import Source
 
 log = logging.getLogger("gapless.worker")
@@ -89,7 +91,12 @@ class TorchSteps(ABC):
         device = self.device = self._open()
         dtype, why = self._choose_dtype(config.dtype)
         self._ops = self._wrap_ops(choose_ops(config.attention_backend, device))  # type: ignore[arg-type]
-        self._model = load_model(source, dtype, self._ops, log.info, device)
+
+        def load_weights(source: ModelSource) -> Model:
+            return load_model(source, dtype, self._ops, log.info, device)
+
+        self._load_weights = load_weights
+        self._model = self._load_weights(source)
         model_config = self._model.config
         context = config.context_length or model_config.context_length
         if context > model_config.context_length:
@@ -114,6 +121,17 @@ class TorchSteps(ABC):
             host_pages=self._pools.host_pages,
             costs=costs,
         )
+
+    def reload(self, model_path: str) -> None:
+        """Both models are in memory until the new one is whole, so that the old one stays where it fails."""
+        model = self._load_weights(resolve_model_path(model_path))
+        new, old = dataclasses.asdict(model.config), dataclasses.asdict(self._model.config)
+        if differing := [name for name in old if new[name] != old[name]]:
+            name = differing[0]
+            raise ModelLoadError(
+                f"{model_path} has another {name}: {new[name]}, and the running model {old[name]}"
+            )
+        self._model = model
 
     def take_found(self) -> Tensor | None:
         """The words, for `unpack`, of the log probabilities that the last part of a step was asked for."""

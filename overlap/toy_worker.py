@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from gapless.overlap.page_copies import host_pages
 from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.errors import ModelLoadError
 from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
 from gapless.runtime.model.toy import ENTRY_BYTES, ToyKnobs, ToyModel
@@ -46,6 +48,14 @@ class ToyWorker:
             host_pages=host,
             costs=COSTS,
         )
+
+    def reload(self, model_path: str) -> None:
+        """`toy:seed=7` is another toy model, and `toy` the one that the knobs name."""
+        name, _, knobs = model_path.partition(":")
+        if name != "toy":
+            raise ModelLoadError(f"{model_path} is no toy model: toy or toy:seed=NUMBER")
+        seed = ToyKnobs.parse(knobs).seed if knobs else self._knobs.seed
+        self.model.knobs = dataclasses.replace(self._knobs, seed=seed)
 
     def sample_late(self, plan: Plan) -> NDArray[np.int64]:
         return self.model.sample_late(plan)

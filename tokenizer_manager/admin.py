@@ -11,7 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gapless.runtime.core.errors import AbortedError, RequestError
-from gapless.tokenizer_manager.api import AbortAnswer, AbortBody, FlushAnswer
+from gapless.tokenizer_manager.api import (
+    AbortAnswer,
+    AbortBody,
+    FlushAnswer,
+    UpdateWeightsAnswer,
+    UpdateWeightsBody,
+)
 from gapless.tokenizer_manager.fields import read_body
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.keys import Keys
@@ -47,6 +53,15 @@ def routes(front: Front) -> list[RouteSpec]:
             query=("timeout",),
             answer=FlushAnswer,
         ),
+        RouteSpec(
+            "/update_weights_from_disk",
+            admin.update_weights,
+            ("POST",),
+            admin=True,
+            summary="Let open requests end, load other weights of the same shape and forget all prefixes",
+            body=UpdateWeightsBody,
+            answer=UpdateWeightsAnswer,
+        ),
     ]
 
 
@@ -65,6 +80,16 @@ class _Admin:
         if not body.rid:  # to SGLang's clients, who send it beside abort_all, an empty one is none
             raise RequestError("rid or abort_all is needed", param="rid")
         return json_response({"aborted": registry.abort_named(body.rid)})
+
+    async def update_weights(self, request: Request) -> Response:
+        """New requests get 503 until it is done. A client that goes does not stop it."""
+        config = self._front.config
+        body = await read_body(request, self._front.body_room, UpdateWeightsBody, strict=config.strict_fields)
+        updating = asyncio.ensure_future(self._front.update_weights(body.model_path, body.timeout))
+        result = await asyncio.shield(updating)
+        if not result:
+            raise BusyError(result.message)
+        return json_response({"success": True, "message": f"the weights of {body.model_path} are in use"})
 
     async def flush_cache(self, request: Request) -> Response:
         """`timeout` in the query: seconds to wait for requests to end. A client that goes flushes nothing later."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gapless.runtime.core.errors import GaplessError
+from gapless.runtime.core.errors import GaplessError, RequestError
 from gapless.runtime.core.messages import Flush, Flushed
 from gapless.tokenizer_manager.states import Registry
 
@@ -41,14 +41,17 @@ class Flusher:
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Flushed]] = {}
 
-    async def flush(self, timeout: float) -> FlushResult:
+    async def flush(self, timeout: float, model_path: str = "") -> FlushResult:
         """Flushes as soon as nothing runs; says what still does when `timeout` seconds are over.
 
+        With `model_path` the engine takes those weights first, or RequestError says why it keeps the ones it has.
         Raises UnavailableError while the engine cannot answer, and what ended it where it ends meanwhile.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
-            answer = await self._ask_while_empty()
+            answer = await self._ask_while_empty(model_path)
+            if answer.error:
+                raise RequestError(answer.error, param="model_path")
             if answer.done:
                 return FlushResult(
                     True, f"the cache was flushed: {answer.pages} pages were freed", answer.pages
@@ -70,23 +73,23 @@ class Flusher:
             if not asked.done():
                 asked.set_exception(error)
 
-    async def _ask_while_empty(self) -> Flushed:
+    async def _ask_while_empty(self, model_path: str) -> Flushed:
         """The engine's answer; a refusal counts when a request is alive here, or the grace is over."""
         loop = asyncio.get_running_loop()
         grace_ends = loop.time() + GRACE_SECONDS
         while True:
-            answer = await self._ask()
-            if answer.done or len(self._registry) or loop.time() >= grace_ends:
+            answer = await self._ask(model_path)
+            if answer.done or answer.error or len(self._registry) or loop.time() >= grace_ends:
                 return answer
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _ask(self) -> Flushed:
+    async def _ask(self, model_path: str) -> Flushed:
         self._check()
         number = next(self._numbers)
         asked: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
         self._asked[number] = asked
         try:
-            self._send(Flush(number))
+            self._send(Flush(number, model_path))
             while not (await asyncio.wait({asked}, timeout=_CHECK_SECONDS))[0]:
                 self._check()
             return asked.result()

@@ -72,6 +72,7 @@ class Flush(_Message):
     """Forget all cached prefixes, if nothing runs or waits; answered by Flushed with the same number."""
 
     number: int
+    model_path: str = ""  # take these weights before that
 
 
 # ---------------------------------------------------------------- scheduler to detokenizer
@@ -135,6 +136,7 @@ class Flushed(_Message):
     pages: int  # that were cached and are free now
     running: int
     waiting: int
+    error: str = ""  # why the new weights could not be taken; the old ones stay, and so do the prefixes
 
 
 class Ready(_Message):

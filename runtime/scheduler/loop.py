@@ -79,6 +79,8 @@ class Loop:
             self._mark("idle")
         self.scheduler.handle(self._inbox.drain())
         self._mark("receive")
+        while self.scheduler.reloads:
+            self._reload(self.scheduler.reloads[0].model_path)
         self._take_late()
         launched = self._launch_steps()
         self._check_progress(launched)
@@ -98,6 +100,15 @@ class Loop:
             if problem := self.scheduler.audit():
                 self._violations += 1
                 log.error("accounting: %s", problem)
+
+    def _reload(self, model_path: str) -> None:
+        """Has other weights loaded. No request runs, but a step that was launched for nothing may; beats go on."""
+        while self._flying:
+            self._retire(self._flying.popleft())
+        reload = self._device.reload(model_path)
+        while not reload.wait(HEARTBEAT_S):
+            self._beat()
+        self.scheduler.reloaded(reload.error)
 
     def _check_progress(self, launched: int) -> None:
         """A scheduler that has work and does none would spin for ever: better an end that says so."""

@@ -80,6 +80,7 @@ class Scheduler:
         self._late_step = 0  # the last step whose late samples were taken in
         self._closed: list[Closed] = []
         self._flushed: list[Flushed] = []
+        self.reloads: list[Flush] = []  # ask for other weights; the first is to be answered by `reloaded`
         self._columns: list[tuple[I32, I32, I32, I32]] = []  # slots, generations, ids, finish
         self._logprobs: list[tuple[int, int, bool, Logprobs]] = []
 
@@ -248,8 +249,17 @@ class Scheduler:
     def _flush(self, message: Flush) -> None:
         running, waiting, _ = self.counts
         done = not self._by_uid
+        if done and message.model_path:
+            self.reloads.append(message)
+            return
         pages = self.batch.cache.flush() if done else 0
         self._flushed.append(Flushed(message.number, done, pages, running, waiting))
+
+    def reloaded(self, error: BaseException | None) -> None:
+        """The device has the weights that were asked for first; or, after an error, still the old ones."""
+        message = self.reloads.pop(0)
+        pages = 0 if error else self.batch.cache.flush()
+        self._flushed.append(Flushed(message.number, error is None, pages, 0, 0, str(error or "")))
 
     def _close(self, request: Request, finish: Finish, message: str = "") -> None:
         """Ends a request without a new id."""

@@ -29,6 +29,8 @@ class Worker:
 class Step:
     """Stands in for a plan: numbered, and callable."""
 
+    logprobs = late_logprobs = ()
+
     def __init__(self, step, function):
         self.step, self.function = step, function
 

@@ -155,6 +155,7 @@ def test_oversleeping_is_kept_out_of_the_idle_time(overlap):
 
 def test_an_event_fires_at_its_time_and_a_wait_gives_up_at_its_own():
     class Step:
+        logprobs = late_logprobs = ()
         step, late, sample_rows = 1, type("Late", (), {"slots": np.arange(2)}), np.arange(3)
 
     clock = VirtualClock()

@@ -16,6 +16,7 @@ from gapless.tokenizer_manager.api import (
     MAX_TIMEOUT_SECONDS,
     Bias,
     Count,
+    LogprobCount,
     Name,
     Penalty,
     Priority,
@@ -82,12 +83,15 @@ class CommonBody(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(CommonBody, kw_only=True):
-    """A prompt or several: text, or token ids."""
+    """A prompt or several: text, or token ids. `echo` puts the prompt before the text, with its log probabilities
+    where those are asked for."""
 
     prompt: (
         str
         | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
     )
+    echo: bool | None = False
+    logprobs: Annotated[LogprobCount, Meta(description="how many of the best tokens, too")] | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -126,6 +130,8 @@ class ChatBody(CommonBody, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1, description="beats max_tokens")] | None = (
         None
     )
+    logprobs: bool | None = False
+    top_logprobs: LogprobCount | None = 0
     tools: Annotated[list[Tool], Meta(max_length=256)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
@@ -144,9 +150,17 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
+    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length", "abort"] | None
     matched_stop: int | str | None = None
 
@@ -177,9 +191,25 @@ class AnswerMessage(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
 
 
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatLogprob):
+    top_logprobs: list[ChatLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
 class ChatChoice(msgspec.Struct):
     index: int
     message: AnswerMessage
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None
     matched_stop: int | str | None = None
 

@@ -23,8 +23,6 @@ _PLAIN = (
 _PASSED_ON = ("stream", "priority", "extra_key", "cache_salt", "timeout")
 # Known to clients and not served: only these values, which ask for nothing, and null are taken.
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
     "best_of": (1,),
     "lora_path": (),

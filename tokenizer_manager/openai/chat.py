@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from gapless.runtime.core.errors import RequestError
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.openai.api import ChatAnswer, ChatBody
 from gapless.tokenizer_manager.openai.body import native_fields, read
@@ -73,7 +74,9 @@ class _Chat:
         envelope = Envelope.of(
             body, request.prompts[0].rid, self._config.model_name, "chat.completion", "chat.completion.chunk"
         )
-        return ChatForm(request, envelope, use.parser if use else None)
+        tokenizer = self._front.tokenizer
+        pieces = tokenizer.pieces if tokenizer is not None and body.logprobs else None
+        return ChatForm(request, envelope, use.parser if use else None, pieces, not body.no_stop_trim)
 
     def _request(self, body: ChatBody, text: str, use: ToolUse | None) -> GenerateRequest:
         limits = (body.max_completion_tokens, body.max_tokens, _AS_LONG_AS_FITS)
@@ -82,7 +85,10 @@ class _Chat:
             fields["sampling_params"]["json_schema"] = use.schema
             if use.parser().needs_special_tokens:
                 fields["sampling_params"]["skip_special_tokens"] = False
-        request = parse_fields(fields | {"text": text}, self._config)
+        if body.top_logprobs and not body.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        fields |= {"text": text, "return_logprob": body.logprobs, "top_logprobs_num": body.top_logprobs}
+        request = parse_fields(fields, self._config)
         origin = _TOOLS_ORIGIN if use is not None and use.schema else _ORIGIN
         prompts = [
             dataclasses.replace(prompt, add_special_tokens=False, params_field=origin)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gapless.runtime.core.errors import GaplessError
+from gapless.runtime.tokenizer.pieces import TokenPieces
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
 from gapless.tokenizer_manager.openai.envelope import Envelope, finish_reason, matched_stop
+from gapless.tokenizer_manager.openai.logprobs import chat_logprobs, output_rows
 from gapless.tokenizer_manager.openai.tool_parser import Call, Item, ToolParser
 from gapless.tokenizer_manager.schema import GenerateRequest
 from gapless.tokenizer_manager.states import RequestState
@@ -17,11 +19,16 @@ from gapless.tokenizer_manager.states import RequestState
 
 @dataclass(slots=True)
 class ChatForm:
-    """Satisfies `serving.Form`. `parser` makes the reader of an output, where there are tools."""
+    """Satisfies `serving.Form`. `parser` makes the reader of an output, where there are tools.
+
+    `pieces` are given where log probabilities are asked for; `trimmed`: the text ends before a stop token.
+    """
 
     request: GenerateRequest
     envelope: Envelope
     parser: Callable[[], ToolParser] | None
+    pieces: TokenPieces | None
+    trimmed: bool
     _readings: dict[int, _Reading] = field(default_factory=dict)
 
     def answer(self, states: Sequence[RequestState]) -> Any:
@@ -31,12 +38,17 @@ class ChatForm:
         is_new = state.index not in self._readings
         reading = self._reading(state)
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if is_new else []
-        text = next_chunk(state, incremental=True)["text"]
-        deltas += [
+        chunk = next_chunk(state, incremental=True)
+        new: list[dict[str, Any]] = [
             {"content": part} if isinstance(part, str) else {"tool_calls": [part]}
-            for part in reading.read(text, last=state.finished is not None)
+            for part in reading.read(chunk["text"], last=state.finished is not None)
         ]
-        events = [_choice(state, "delta", delta, None) for delta in deltas]
+        logprobs = self._logprobs(chunk, state)
+        if logprobs and logprobs["content"] and not new:
+            new = [{"content": ""}]  # of tokens whose text is held back
+        events = [_choice(state, "delta", delta, None) for delta in deltas + new]
+        if new:
+            events[len(deltas)]["logprobs"] = logprobs
         if state.finished is not None:
             events.append(_choice(state, "delta", {}, reading.finish_reason(state)))
         return [self.envelope.chunk(event, state) for event in events]
@@ -49,7 +61,8 @@ class ChatForm:
 
     def _whole(self, state: RequestState) -> dict[str, Any]:
         reading = self._reading(state)
-        parts = reading.read(whole_answer(state)["text"], last=True)
+        whole = whole_answer(state)
+        parts = reading.read(whole["text"], last=True)
         content = "".join(part for part in parts if isinstance(part, str))
         calls = [
             {name: value for name, value in part.items() if name != "index"}
@@ -59,7 +72,13 @@ class ChatForm:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
-        return _choice(state, "message", message, reading.finish_reason(state))
+        choice = _choice(state, "message", message, reading.finish_reason(state))
+        return choice | {"logprobs": self._logprobs(whole, state)}
+
+    def _logprobs(self, answer: dict[str, Any], state: RequestState) -> dict[str, Any] | None:
+        if self.pieces is None:
+            return None
+        return chat_logprobs(output_rows(answer["meta_info"], state, trimmed=self.trimmed), self.pieces)
 
     def _reading(self, state: RequestState) -> _Reading:
         if state.index not in self._readings:

@@ -120,6 +120,7 @@ class TorchSteps(ABC):
             architecture=model_config.architecture,
             host_pages=self._pools.host_pages,
             costs=costs,
+            hidden_size=model_config.hidden_size,
         )
 
     def reload(self, model_path: str) -> None:
@@ -214,6 +215,8 @@ class TorchSteps(ABC):
         hidden: Tensor | None = None,
     ) -> Tensor:
         """The words that `unpack` reads. `logits` are those of `sampled`, `hidden` [T, N] those of all tokens."""
+        import torch
+
         from gapless.runtime.model.logprobs import score, upload
 
         sources: list[Source] = []
@@ -221,14 +224,18 @@ class TorchSteps(ABC):
             assert logits is not None and sampled is not None
             rows = upload(outputs, self.device)
             sources.append((lambda places: logits[rows[places]], sampled[rows]))
-        if prompts := [(row.at, row.ids) for row in asked if row.ids is not None]:
+        if prompts := [(row.at, row.ids) for row in asked if row.count and row.ids is not None]:
             assert hidden is not None
             tokens = upload(
                 np.concatenate([np.arange(at, at + len(ids)) for at, ids in prompts]), self.device
             )
             following = upload(np.concatenate([ids for _, ids in prompts]), self.device)
             sources.append((lambda places: self._model.logits(hidden[tokens[places]]), following))
-        return score(sources, asked, self._model.config.vocab_size)
+        parts = [score(sources, asked, self._model.config.vocab_size)] if sources else []
+        if embeds := [row.at for row in asked if row.embeds]:
+            assert hidden is not None
+            parts.append(hidden[upload(embeds, self.device)].float().flatten().view(torch.int32))
+        return torch.cat(parts)
 
     def _pool_pages(self, context: int, dtype: torch.dtype) -> int:
         """How many pages the KV pool gets: as asked, else a share of the memory that is free now."""

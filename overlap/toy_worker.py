@@ -13,7 +13,7 @@ from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ModelLoadError
 from gapless.runtime.core.logprobs import LogprobRow, Logprobs
 from gapless.runtime.core.plan import DeviceInfo, MoveCosts, Plan
-from gapless.runtime.model.toy import ENTRY_BYTES, ToyKnobs, ToyModel
+from gapless.runtime.model.toy import EMBEDDING_SIZE, ENTRY_BYTES, ToyKnobs, ToyModel
 
 CONTEXT_LENGTH = 4096
 POOL_TOKENS = 1 << 16
@@ -47,6 +47,7 @@ class ToyWorker:
             architecture="toy",
             host_pages=host,
             costs=COSTS,
+            hidden_size=EMBEDDING_SIZE,
         )
 
     def reload(self, model_path: str) -> None:

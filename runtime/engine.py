@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import zmq
 
 from gapless.detokenizer.manager import DetokenizerManager
@@ -29,10 +30,11 @@ from gapless.runtime.core.messages import Fatal, Ready, StepOutput, ToDetokenize
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.runtime.tokenizer.load import load_tokenizer
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.embeddings import Embedding, check_dimensions, embedding, parse_embed
 from gapless.tokenizer_manager.flush import FlushResult
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
-from gapless.tokenizer_manager.states import Call
+from gapless.tokenizer_manager.states import Call, RequestState
 
 T = TypeVar("T")
 Answer = dict[str, Any]
@@ -137,6 +139,21 @@ class Engine:
             return Stream(self, call, request.is_list)
         answers = await asyncio.wrap_future(self._host.submit(self._host.answer(request)))
         return answers if request.is_list else answers[0]
+
+    def embed(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        dimensions: int | None = None,
+    ) -> Embedding:
+        """What POST /v1/embeddings answers, in float32: [N] for one prompt, [prompts, N] for a list of them.
+
+        Raises RequestError naming the field before any work is done, and InternalError when the engine has died.
+        """
+        request = parse_embed({"text": prompt, "input_ids": input_ids}, self._host.config)
+        embeddings = self._host.wait(self._host.embed(request, dimensions))
+        return np.stack(embeddings) if request.is_list else embeddings[0]
 
     def flush_cache(self, timeout: float = 0.0) -> FlushResult:
         """Forgets all cached prefixes, as POST /flush_cache: true where that was done, false while requests run.
@@ -287,6 +304,14 @@ class _Host:
         return call
 
     async def answer(self, request: GenerateRequest) -> list[Answer]:
+        return [whole_answer(state) for state in await self._ended(request)]
+
+    async def embed(self, request: GenerateRequest, dimensions: int | None) -> list[Embedding]:
+        check_dimensions(dimensions, self._front.ready)
+        return [embedding(state, dimensions) for state in await self._ended(request)]
+
+    async def _ended(self, request: GenerateRequest) -> list[RequestState]:
+        """Waits for the end of the request's samples; raises the error of the first that fails."""
         call = await self.open(request)
         try:
             open_states = len(call.states)
@@ -295,7 +320,7 @@ class _Host:
                     if (error := state.error()) is not None:
                         raise error
                     open_states -= 1
-            return [whole_answer(state) for state in call.states]
+            return call.states
         finally:
             self._front.registry.close(call)
 

@@ -66,6 +66,7 @@ def prepare(
         prompt.priority,
         grammar,
         logprobs=logprobs,
+        embed=prompt.embed,
     )
     others = zip(uids[1:], seeds[1:], strict=True)
     return [first, *(msgspec.structs.replace(first, uid=u, seed=s, leader=first.uid) for u, s in others)]

@@ -56,6 +56,7 @@ class Prompt:
     priority: int = 0
     add_special_tokens: bool = True  # to `text`
     logprobs: LogprobParams | None = None  # a start of -1: none of the prompt's
+    embed: bool = False  # instead of tokens
     field: str = "text"
     params_field: str = "sampling_params"
 

@@ -71,6 +71,7 @@ class RequestState:
     why: str = ""  # it was ended early, for its client
     sent_ids: int = 0  # of `ids`, in the events so far
     logprobs: RequestLogprobs | None = None  # where asked for, once it was submitted
+    embedding: bytes = b""  # float32, as the model has it; where asked for
 
     def gain(self, text: str, ids: list[int]) -> None:
         if text:
@@ -277,6 +278,8 @@ class Registry:
             self._newest = now
         for uid, of_prompt, found in output.logprobs:
             state = self._live.get(uid)
+            if state is not None and found.embedding:
+                state.embedding = found.embedding
             if state is None or state.logprobs is None:
                 continue
             if of_prompt:

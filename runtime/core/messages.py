@@ -54,6 +54,7 @@ class Submit(_Message):
     grammar: str = ""  # what the output must match, in Lark, checked; empty: anything
     leader: int = -1  # uid of the first of n samples of one prompt, whose computed prompt this one shares
     logprobs: LogprobParams | None = None
+    embed: bool = False  # the prompt's embedding is asked for, and no tokens
 
 
 class Abort(_Message):
@@ -111,7 +112,8 @@ class StepOutput(_Message):
     ids: bytes  # int32 [R], the id that each row gained
     finish: bytes  # uint8 [R], Finish
     closed: list[Closed]
-    # (slot, generation, whether of the prompt, N tokens'); of the output: one for each of the slot's rows, in order
+    # (slot, generation, whether of the prompt, N tokens'); of the output: one for each of the slot's rows, in order.
+    # An embedding is of the prompt.
     logprobs: list[tuple[int, int, bool, Logprobs]] = []
 
 
@@ -149,6 +151,7 @@ class Ready(_Message):
     eos_token_ids: tuple[int, ...]
     load_seconds: float
     info: dict[str, Any]
+    hidden_size: int = 0  # of an embedding
 
 
 class Fatal(_Message):

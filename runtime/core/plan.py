@@ -182,3 +182,4 @@ class DeviceInfo:
     architecture: str
     host_pages: int = 0  # pages of host memory for swapped-out KV, numbered from 1
     costs: MoveCosts | None = None  # None: not known
+    hidden_size: int = 0  # of an embedding; 0: there are none

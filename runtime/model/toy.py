@@ -24,6 +24,7 @@ from gapless.runtime.core.random import mix
 U64 = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 ENTRY_BYTES = np.dtype(np.uint64).itemsize  # of one token in the pool
+EMBEDDING_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,10 @@ class ToyModel:
         rows = zip(plan.sample_rows.tolist(), plan.sampling.output_index.tolist(), strict=True)
         sampled = np.array([self._choose(self._history(plan, row), index) for row, index in rows], np.int64)
         self._future[plan.sampling.slots] = sampled
-        self.found = [self._score(row, *self._asked(plan, row, sampled)) for row in plan.logprobs]
+        self.found = [
+            self._embed(plan, row) if row.embeds else self._score(row, *self._asked(plan, row, sampled))
+            for row in plan.logprobs
+        ]
         if knobs.delay_ms and not knobs.late_reads:
             time.sleep(knobs.delay_ms / 1000)
         self.forwards += 1
@@ -147,9 +151,14 @@ class ToyModel:
         """The histories that stand for the logits, and the ids that follow them."""
         if row.ids is None:
             return self._history(plan, plan.sample_rows[row.at]), sampled[row.at : row.at + 1]
-        index = int(np.searchsorted(plan.q_start, row.at, "right")) - 1
-        histories = self._entries(plan, index).cumsum(dtype=np.uint64)
+        histories = self._entries(plan, _row_at(plan, row.at)).cumsum(dtype=np.uint64)
         return histories[plan.positions[row.at : row.at + row.count]], row.ids
+
+    def _embed(self, plan: Plan, row: LogprobRow) -> Logprobs:
+        """Made-up numbers, from what was computed up to the place."""
+        index = _row_at(plan, row.at)
+        assert row.at == plan.q_start[index + 1] - 1, "an embedding is of a chunk's last token"
+        return Logprobs(b"", b"", b"", b"", toy_embedding(self.knobs, self._history(plan, index)).tobytes())
 
     def _score(self, row: LogprobRow, histories: U64, ids: Ids | I32 | list[int]) -> Logprobs:
         found = toy_logprobs(self.knobs, histories)
@@ -205,6 +214,18 @@ def toy_logprobs(knobs: ToyKnobs, histories: U64) -> F32:
     keys = mix(histories ^ np.uint64(knobs.seed))[:, None] ^ mix(np.arange(knobs.vocab_size, dtype=np.uint64))
     values: F32 = (mix(keys) % np.uint64(1000)).astype(np.float32) / np.float32(-100)
     return values
+
+
+def toy_embedding(knobs: ToyKnobs, history: U64) -> F32:
+    """Made-up numbers from -1 to 1 for a history [1]: [EMBEDDING_SIZE], not all 0."""
+    keys = mix(history ^ np.uint64(knobs.seed)) ^ mix(np.arange(EMBEDDING_SIZE, dtype=np.uint64))
+    values: F32 = (mix(keys) % np.uint64(2000)).astype(np.float32) / np.float32(1000) - np.float32(1)
+    return values
+
+
+def _row_at(plan: Plan, place: int) -> int:
+    """The row whose token is at this place among the step's tokens."""
+    return int(np.searchsorted(plan.q_start, place, "right")) - 1
 
 
 def toy_entries(ids: NDArray[np.int64], positions: NDArray[np.integer[Any]]) -> U64:

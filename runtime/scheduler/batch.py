@@ -26,7 +26,7 @@ class Batch:
         self._copies: list[Copy] = []
         self.running: Slots = _NO_SLOTS  # slots that hold pages, by arrival of their requests
         self._requests: list[Request | None] = [None] * (slots + 1)
-        self.scored: dict[int, Request] = {}  # by slot, those that ask for log probabilities
+        self.scored: dict[int, Request] = {}  # by slot, those that ask for log probabilities or an embedding
         self._updates: list[I32] = []  # [3, n] each: slots, columns, pages
         self.launched_step = 0
         self.retired_step = 0
@@ -119,7 +119,7 @@ class Batch:
         self._requests[slot] = request
         request.slot, request.generation = slot, int(self.rows.generation[slot])
         request.cached_tokens = cached_tokens
-        if request.submit.logprobs is not None:
+        if request.submit.logprobs is not None or request.submit.embed:
             self.scored[slot] = request
 
     def grow(self, slots: Slots) -> None:

@@ -1,4 +1,4 @@
-"""Which log probabilities a step is asked for."""
+"""Which log probabilities and embeddings a step is asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from gapless.runtime.core.logprobs import LogprobRow
 from gapless.runtime.core.plan import I32
 from gapless.runtime.scheduler.batch import Batch
+from gapless.runtime.scheduler.composition import NO_INTS
 from gapless.runtime.scheduler.request import Request
 
 
@@ -21,7 +22,8 @@ def of_samples(batch: Batch, slots: Iterable[int]) -> tuple[LogprobRow, ...]:
 def of_chunks(
     batch: Batch, chunks: list[tuple[int, int]], begins: list[int], first: int
 ) -> tuple[LogprobRow, ...]:
-    """Those of the prompt tokens that follow a token of one of the chunks, also where they are part of the next chunk.
+    """Those of the prompt tokens that follow a token of one of the chunks, also where they are part of the next chunk;
+    and the embeddings of those prompts whose last token is in one.
 
     `chunks` have slot and number of tokens, `begins` the position of each one's first token, and `first` is the place
     of the first of all among the step's tokens. A request that computes its prompt again is not asked twice.
@@ -35,6 +37,10 @@ def of_chunks(
                 assert begin < request.unscored, "logits that a log probability needs are not computed"
                 asked.append(_row(request, first + request.unscored - 1 - begin, following))
                 request.unscored += len(following)
+            if request.unembedded and begin + count == len(request.prompt):
+                last = first + count - 1
+                asked.append(LogprobRow(slot, request.generation, last, 0, NO_INTS, NO_INTS, embeds=True))
+                request.unembedded = False
         first += count
     return tuple(asked)
 

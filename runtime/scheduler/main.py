@@ -62,6 +62,7 @@ def ready_message(config: ServerConfig, info: DeviceInfo, scheduler: Scheduler) 
         eos_token_ids=info.eos_token_ids,
         load_seconds=info.load_seconds,
         info=facts,
+        hidden_size=info.hidden_size,
     )
 
 

@@ -35,9 +35,11 @@ class Request:
     prompt: NDArray[np.int32] = field(init=False)
     # The first position of the prompt whose token's log probability no launched step finds; the prompt's length: none.
     unscored: int = field(init=False)
+    unembedded: bool = field(init=False)  # no launched step finds its embedding, which it asks for
 
     def __post_init__(self) -> None:
         self.prompt = int32s(self.submit.input_ids)
+        self.unembedded = self.submit.embed
         wanted = self.submit.logprobs
         # Nothing comes before the first token, so it has none.
         self.unscored = len(self.prompt) if wanted is None else min(max(wanted.start, 1), len(self.prompt))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +33,7 @@ class Renderer:
         self.template = template
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[..., Renderer] | None = None
+        self._finalizer: weakref.finalize[[subprocess.Popen[bytes]], Renderer] | None = None
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The prompt that the template makes of `variables` (JSON's values); raises TemplateError."""
@@ -40,12 +42,11 @@ class Renderer:
             process = self._process or self._start()
             answer = _ask(process, line)
             if not answer:
+                assert self._finalizer is not None
                 self._process = None
-                if self._finalizer is not None:
-                    self._finalizer()
-                raise TemplateError(
-                    f"the chat template took more than {CPU_SECONDS:g} s, or more memory than it may"
-                )
+                if self._finalizer() == -signal.SIGPROF:
+                    raise TemplateError(f"it took more than {CPU_SECONDS:g} s")
+                raise TemplateError("it took more memory than it may, or broke its process")
         rendered = msgspec.json.decode(answer, type=Rendered)
         if rendered.error:
             raise TemplateError(rendered.error)
@@ -78,13 +79,13 @@ def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     return answer if answer.endswith(b"\n") else b""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """How the process has ended, where it had, else by this."""
     process.kill()
-    process.wait()
+    code = process.wait()
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.close()
-    try:
+    with contextlib.suppress(BrokenPipeError):  # a line that it never read
         process.stdin.close()
-    except BrokenPipeError:  # a line that it never read
-        return
+    return code

@@ -32,7 +32,7 @@ class Rendering:
         try:
             self._template = environment.from_string(template.source)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise TemplateError(f"the chat template cannot be read: {error}") from error
+            raise TemplateError(f"it cannot be read: {error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The prompt; raises TemplateError."""
@@ -41,7 +41,7 @@ class Rendering:
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or type(error).__name__) from error
         except Exception as error:  # a template can make any
-            raise TemplateError(f"{type(error).__name__}: {error}") from error
+            raise TemplateError(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
         if len(text) > MAX_PROMPT_CHARS:
             raise TemplateError(f"the prompt is longer than {MAX_PROMPT_CHARS} characters")
         return text

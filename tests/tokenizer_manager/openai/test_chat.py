@@ -131,6 +131,32 @@ def test_what_the_template_sees(run: Any, client: Any, contents: Any, prompt: st
     run(test())
 
 
+def test_a_body_as_sglangs_router_writes_it(run: Any, client: Any) -> None:
+    """It sends null for what its client left out, fields of its own, and max_tokens under the newer name."""
+    nulls = (
+        "max_tokens", "stop", "seed", "logit_bias", "tools", "tool_choice", "parallel_tool_calls", "functions",
+        "function_call", "response_format", "stream_options", "top_logprobs", "lora_path", "session_params",
+        "chat_template_kwargs", "temperature", "top_p", "n", "user", "rid", "min_tokens", "regex", "ebnf",
+    )  # fmt: skip
+    own = {
+        "logprobs": False, "separate_reasoning": True, "stream_reasoning": True, "return_hidden_states": False,
+        "continue_final_message": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True,
+        "log_metrics": True, "background": False, "no_logs": False, "return_bytes": False, "return_entropy": False,
+    }  # fmt: skip
+
+    async def test() -> None:
+        async with client(**CHATML) as c:
+            body = dict.fromkeys(nulls) | own | messages("Hi") | {"model": "toy", "max_completion_tokens": 5}
+            task = asyncio.create_task(c.service.client.post("/v1/chat/completions", json=body))
+            uid, _, submit = await c.prompt()
+            assert submit.params.max_new_tokens == 5
+            c.engine.gain(uid, "x", [1], Finish.LENGTH)
+            response = await task
+            assert (response.status_code, response.json()["choices"][0]["message"]["content"]) == (200, "x")
+
+    run(test())
+
+
 def test_a_template_of_its_own_with_its_own_variables(run: Any, client: Any, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text(

@@ -1,143 +1,26 @@
 """Sampling fields through the whole scheduler and the real worker, on a model whose logits are known.
 
-The model's logits depend on the newest token alone, so that a greedy output is worked out from the fields' definition.
-All numbers are multiples of 1/8, so that float32 and float64 agree on what is largest and what is equal.
+The model's logits depend on the newest token alone, so that an output is worked out from the fields' definition. All
+numbers are multiples of 1/8, so that float32 and float64 agree on what is largest and what is equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from differential import Runner, Seen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stated_sampling import adjusted_logits
+from table_model import MARKOV, VOCABULARY, Asked, TableModel, make, run, stated_output, submit
 from torch import Tensor
 
-from gapless.overlap.torch_worker import TorchWorker
-from gapless.runtime.core.config import ServerConfig
-from gapless.runtime.core.messages import Finish, Submit, column
-from gapless.runtime.core.sampling import SamplingParams
+from gapless.runtime.core.messages import Finish
 from gapless.runtime.model.adjust import Adjustments
 
-VOCABULARY = 64
 CONSTANT = torch.full((VOCABULARY, VOCABULARY), -50.0)
 CONSTANT[:, :4] = torch.tensor([1.75, 1.5, 1.25, 1.0])
-MARKOV = torch.from_numpy(np.random.default_rng(3).integers(-24, 25, (VOCABULARY, VOCABULARY)) / 8).float()
 SMALL, LARGE = 48, 2048  # tokens in the pool
 
-
-class TableModel:
-    """Its hidden state of a token is its id, and its logits are that id's row of a table."""
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-        self.config = SimpleNamespace(
-            context_length=256, vocab_size=VOCABULARY, eos_token_ids=frozenset({0}), architecture="table"
-        )
-
-    def new_cache(self, pages: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
-        return []
-
-    def forward(self, ids: Tensor, cache: Any, batch: Any) -> Tensor:
-        return ids[:, None]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.table[hidden[:, 0]]
-
-
-@dataclass
-class Asked:
-    fields: dict[str, Any]
-    prompt: list[int] = field(default_factory=lambda: [5])
-    count: int = 20
-    stop_ids: tuple[int, ...] = ()
-    constrained: bool = False
-
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams.parse({"temperature": 0, "max_new_tokens": self.count} | self.fields)
-
-
-class Grammar:
-    """What may come next depends on the last token alone."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    @staticmethod
-    def after(last: int) -> set[int]:
-        return {(last * 5 + 1) % VOCABULARY, (last * 3 + 2) % VOCABULARY, (last + 9) % VOCABULARY}
-
-    def mask(self, wait_s: float) -> np.ndarray:
-        bits = np.zeros(VOCABULARY, np.uint8)
-        bits[list(self.after(self.last))] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def accept(self, token: int) -> None:
-        assert token in self.after(self.last)
-        self.last = token
-
-
-def greedy(table: Tensor, asked: Asked) -> list[int]:
-    """The output by the fields' definition."""
-    output: list[int] = []
-    while len(output) < asked.count and not (output and output[-1] in asked.stop_ids):
-        allowed: Collection[int] | None = (
-            Grammar.after(output[-1] if output else 0) if asked.constrained else None
-        )
-        logits = table[[*asked.prompt, *output][-1]].tolist()
-        z = adjusted_logits(logits, asked.params, asked.prompt, output, asked.stop_ids, allowed)
-        output.append(z.index(max(z)))
-    return output
-
-
-@pytest.fixture(autouse=True)
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableModel]:
-    """The model that is loaded whatever the path."""
-    model = TableModel(MARKOV)
-    monkeypatch.setattr("gapless.overlap.torch_steps.resolve_model_path", lambda path: path)
-    monkeypatch.setattr("gapless.runtime.model.loader.load_model", lambda *_: model)
-    yield model
-
-
-def make(requests: dict[int, Asked], **options: Any) -> Runner:
-    defaults = {
-        "model_path": "table",
-        "dtype": "float32",
-        "attention_backend": "torch",
-        "page_size": 4,
-        "max_running_requests": 8,
-        "max_total_tokens": LARGE,
-    }
-    config = ServerConfig(**defaults | options)
-
-    def make_grammar(submit: Submit) -> Grammar | None:
-        return Grammar() if requests[submit.uid].constrained else None
-
-    return Runner(config, worker=TorchWorker(config), make_grammar=make_grammar)
-
-
-def submit(runner: Runner, uid: int, asked: Asked) -> None:
-    runner.seen[uid] = Seen()
-    message = Submit(uid, column(asked.prompt, "<i4"), asked.params, asked.stop_ids, seed=uid)
-    runner.scheduler.handle([message])
-    runner.collect()
-
-
-def run(requests: dict[int, Asked], **options: Any) -> dict[int, list[int]]:
-    """The ids of all of `requests`, by uid, sent at once."""
-    runner = make(requests, **options)
-    for uid, asked in requests.items():
-        submit(runner, uid, asked)
-    runner.finish()
-    return {uid: seen.ids for uid, seen in runner.seen.items()}
+pytestmark = pytest.mark.usefixtures("model")
 
 
 @pytest.mark.parametrize("no_overlap", [False, True])
@@ -164,7 +47,7 @@ def test_each_field_alone_shows_in_the_ids_of_the_whole_output(
     miss a token, and the output would not go round."""
     model.table = CONSTANT
     assert run({1: asked}, disable_overlap_schedule=no_overlap) == {1: want}
-    assert greedy(CONSTANT, asked) == want
+    assert stated_output(CONSTANT, asked, 1) == want
 
 
 @pytest.mark.parametrize("no_overlap", [False, True])
@@ -212,8 +95,8 @@ MIX = {
 def test_no_neighbour_changes_a_plain_request() -> None:
     """Greedy and drawn, alone, beside each other kind of request, and beside all of them."""
     plain = {1: Asked({}, [3, 2, 1], 24), 2: Asked({"temperature": 1}, [3, 2], 24)}
-    alone = run({1: plain[1]}) | run({2: plain[2]})
-    assert alone[1] == greedy(MARKOV, plain[1])
+    alone = {uid: stated_output(MARKOV, asked, uid) for uid, asked in plain.items()}
+    assert run({1: plain[1]}) | run({2: plain[2]}) == alone
     for name, other in MIX.items():
         ids = run({3: other} | plain)
         assert (ids[1], ids[2]) == (alone[1], alone[2]), name
@@ -226,7 +109,7 @@ def test_no_neighbour_changes_a_plain_request() -> None:
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("pool", [SMALL, LARGE])
 @pytest.mark.parametrize("slots", [2, 16])
-def test_every_cell_gives_the_ids_of_each_request_alone(
+def test_every_cell_gives_what_each_requests_fields_mean(
     no_overlap: bool, steps: int, pool: int, slots: int
 ) -> None:
     """Slots are reused by requests that ask for something else, and in a small pool some are preempted half-way."""
@@ -255,8 +138,7 @@ def test_every_cell_gives_the_ids_of_each_request_alone(
     runner.finish()
     assert half_way or pool == LARGE, "nobody was preempted half-way"
     for uid, asked in requests.items():
-        ids = runner.seen[uid].ids
-        assert ids == (greedy(MARKOV, asked) if asked.params.greedy else run({uid: asked})[uid])
+        assert runner.seen[uid].ids == stated_output(MARKOV, asked, uid)
 
 
 FIELDS = st.fixed_dictionaries(
@@ -309,7 +191,7 @@ def test_any_mix_in_any_cell_gives_what_the_fields_mean(
             runner.turn()
     runner.finish()
     for uid, asked in requests.items():
-        assert runner.seen[uid].ids == greedy(MARKOV, asked)
+        assert runner.seen[uid].ids == stated_output(MARKOV, asked, uid)
 
 
 def test_a_record_that_lags_behind_is_seen(model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,4 +206,4 @@ def test_a_record_that_lags_behind_is_seen(model: TableModel, monkeypatch: pytes
     monkeypatch.setattr(Adjustments, "record", record_the_one_before)
     model.table = CONSTANT
     asked = Asked({"frequency_penalty": 2})
-    assert run({1: asked})[1] != greedy(CONSTANT, asked)
+    assert run({1: asked})[1] != stated_output(CONSTANT, asked, 1)

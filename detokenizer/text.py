@@ -39,7 +39,7 @@ class Vocabulary:
 class IncrementalText:
     """The text of one output. Bytes that are not UTF-8 become U+FFFD as soon as they are known not to be.
 
-    Python's decoder takes three bytes to know it of a surrogate (ED A0..BF), and one or two of anything else.
+    Python's decoder knows it of a surrogate (ED A0..BF 80..BF) at the third byte, though the second would do.
     """
 
     __slots__ = ("_pending", "_skip_special", "_vocabulary")

@@ -42,6 +42,11 @@ def parse_body(body: bytes | bytearray, kind: type[T], *, strict: bool) -> T:
     fields = decode_object(body)
     if strict:
         check_known(fields, kind.__struct_fields__)
+    return convert(fields, kind)
+
+
+def convert(fields: Mapping[str, Any], kind: type[T]) -> T:
+    """The fields as a `kind`; null means the default. Raises RequestError naming the field."""
     try:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, kind)
     except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from gapless.runtime.core.config import CHAT_TEMPLATES, ServerConfig
 from gapless.runtime.core.errors import ConfigError
@@ -65,6 +66,21 @@ def render(name: str, *messages: dict[str, Any], **variables: Any) -> str:
 )
 def test_a_conversation(name: str, prompt: str) -> None:
     assert render(name, SYSTEM, USER, ASSISTANT, USER) == prompt
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("name", BUILTIN)
+def test_transformers_renders_the_same(name: str, tools: Any) -> None:
+    """Its names, filters and white space are ours."""
+    messages = [SYSTEM, USER, CALLING, TOOL, TOOL, ASSISTANT, USER]
+    (theirs,), _ = render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=BUILTIN[name],
+        add_generation_prompt=True,
+        **TOKENS,
+    )
+    assert render(name, *messages, tools=tools) == theirs
 
 
 def test_without_a_generation_prompt() -> None:

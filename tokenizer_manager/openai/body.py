@@ -11,7 +11,7 @@ import msgspec
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import RequestError
-from gapless.tokenizer_manager.fields import check_known, decode_object, parse_body
+from gapless.tokenizer_manager.fields import check_known, convert, decode_object
 from gapless.tokenizer_manager.info import ModelNotFoundError
 from gapless.tokenizer_manager.openai.api import NO_EFFECT, CommonBody, ResponseFormat
 
@@ -49,7 +49,7 @@ def read(
         value = fields.get(name)
         if value is not None and not any(type(value) is type(n) and value == n for n in neutral):
             raise RequestError(f"{name} is not supported", param=name)
-    body = parse_body(data, kind, strict=False)
+    body = convert(fields, kind)
     if body.model not in (None, config.model_name, config.model_path, "default"):
         raise ModelNotFoundError(
             f"the model {reprlib.repr(body.model)} does not exist here; {config.model_name!r} does",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import Runner
+from embeddings import toy_state
 from toy_logprobs import check_logprobs
 
 from gapless.runtime.core.config import ServerConfig
@@ -36,6 +37,7 @@ class Step:
     cache_salt: str = ""
     flush: int | None = None  # when somebody asks for a flush
     logprobs: LogprobParams | None = None
+    embed: bool = False
 
 
 def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
@@ -70,9 +72,10 @@ def random_script(rng: random.Random) -> list[Step]:
 def _random_step(rng: random.Random) -> Step:
     stem = rng.choice(_STEMS)[: rng.randint(0, 40)]
     tail = [rng.randint(0, 255) for _ in range(rng.randint(0, 6))]
+    embed = rng.choice([False, False, False, True])
     return Step(
         prompt=stem + tail or [1],
-        max_new_tokens=rng.choice([0, 1, 2, 5, 17, 40]),
+        max_new_tokens=0 if embed else rng.choice([0, 1, 2, 5, 17, 40]),
         stop_ids=rng.choice([(), (_EOS,), (_EOS, 9, 77, 140, 200, 12)]),
         arrive=rng.choice([0, rng.randint(0, 30)]),
         abort=rng.choice([None, None, rng.randint(0, 40)]),
@@ -83,6 +86,7 @@ def _random_step(rng: random.Random) -> Step:
         cache_salt=rng.choice(["", "", "", "x"]),
         flush=rng.choice([None, None, None, rng.randint(0, 40)]),
         logprobs=rng.choice([None, None, _random_logprobs(rng, len(stem + tail))]),
+        embed=embed,
     )
 
 
@@ -105,6 +109,7 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
                     "extra_key": step.extra_key,
                     "cache_salt": step.cache_salt,
                     "logprobs": step.logprobs,
+                    "embed": step.embed,
                 }
                 runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids, **more)
             if step.abort == now and uid in runner.seen:
@@ -136,6 +141,10 @@ def _check(runner: Runner, step: Step, uid: int) -> None:
     room = min(scheduler.context_length - len(prompt), scheduler.pool_tokens - len(prompt) + 1)
     count = min(step.max_new_tokens, room)
     want = runner.expected(prompt, count, step.stop_ids)
+    embeddings = [found.embedding for _, found in seen.logprobs if found.embedding]
+    seen.logprobs = [(of_prompt, found) for of_prompt, found in seen.logprobs if not found.embedding]
+    expected = [toy_state(prompt, runner.knobs).tobytes()]
+    assert embeddings == (expected if step.embed and seen.finish == Finish.LENGTH else [])
     check_logprobs(runner.knobs, prompt, step.logprobs, seen)
     if seen.finish in (Finish.ABORT, Finish.STOP_STRING):
         assert seen.ids == want[: len(seen.ids)]

@@ -61,7 +61,7 @@ class Logprobs(msgspec.Struct, array_like=True, frozen=True):
 
 def unpack(words: NDArray[np.int32], asked: Sequence[LogprobRow]) -> list[Logprobs]:
     """What a device found for `asked`, from its 32-bit words: the fields of Logprobs, each for all rows."""
-    top = max(row.top for row in asked)
+    top = max((row.top for row in asked), default=0)
     count = sum(row.count for row in asked)
     wide = sum(row.count * len(row.chosen) for row in asked)
     ends = np.cumsum([count, count * top, count * top, wide])

@@ -50,7 +50,9 @@ def score(sources: Sequence[Source], asked: Sequence[LogprobRow], vocab_size: in
 def upload(values: ArrayLike, device: torch.device) -> Tensor:
     """An int64 copy on the device that the host does not wait for."""
     tensor = torch.from_numpy(np.array(values, np.int64))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _best(logits: Tensor, count: int) -> Tensor:

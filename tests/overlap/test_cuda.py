@@ -32,6 +32,7 @@ from gapless.overlap.device import CPUDevice, Device
 from gapless.overlap.torch_worker import TorchWorker
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.errors import ConfigError, InternalError
+from gapless.runtime.core.logprobs import LogprobRow, unpack
 from gapless.runtime.core.messages import Submit, column
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
@@ -281,6 +282,15 @@ class StepsWithoutValues(Steps):
             return super().tokens(plan, fields)
 
 
+def with_logprobs(plan: Plan) -> Plan:
+    """Asked for log probabilities of the first sample, early and late, and of the first chunk's tokens."""
+    chosen = np.array([5, 7], np.int32)
+    sample = (LogprobRow(1, 1, 0, 3, chosen),)
+    prompt = (LogprobRow(2, 1, 0, 2, chosen, np.array([1, 2], np.int32)),) if plan.ids.size > 1 else ()
+    asked = sample + prompt if plan.sample_rows.size else prompt
+    return msgspec.structs.replace(plan, logprobs=asked, late_logprobs=sample if plan.late.slots.size else ())
+
+
 def test_the_launch_path_never_waits_for_the_device(checkpoint: str) -> None:
     """Every plan of a run and copies of pages, enqueued on a device whose tensors hold nothing."""
     config = options(checkpoint, preemption="swap")
@@ -293,11 +303,14 @@ def test_the_launch_path_never_waits_for_the_device(checkpoint: str) -> None:
     assert any(plan.chunks for plan in plans) and any(not plan.sampling.all_greedy for plan in plans)
     copies = (copy("page", {1: 2}), copy("out", {1: 1, 2: 3}), copy("in", {1: 1, 3: 4}))
     plans[0] = msgspec.structs.replace(plans[0], copies=copies)
+    plans = [with_logprobs(plan) for plan in plans]
     pipeline = Pipeline(StepsWithoutValues(config), FakeStreams, len(plans))
     pipeline.load()
     for place, plan in enumerate(plans):
         arrival, _ = pipeline.finish(pipeline.begin(plan, place))
-        assert len(arrival.take()) == len(plan.sample_rows)
+        ids, words = arrival.take()
+        assert len(ids) == len(plan.sample_rows)
+        assert len(unpack(words, plan.logprobs)) == len(plan.logprobs)
 
 
 @pytest.mark.parametrize(

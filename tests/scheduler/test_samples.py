@@ -113,6 +113,24 @@ def test_the_first_is_aborted_while_it_waits_for_a_slot(make):
     assert runner.seen[99].ids == runner.expected(PROMPT[::-1], 20)
 
 
+def test_the_first_is_aborted_while_it_waits_for_pages(make):
+    """The others want more output, so that they come first under lof; they wait for it until it goes."""
+    runner = make(schedule_policy="lof", max_total_tokens=160)
+    runner.submit(99, PROMPT[::-1], 20)
+    while not runner.seen[99].ids:
+        runner.turn()
+    runner.submit(1, PROMPT, OUTPUT - 1)
+    for uid in (2, 3):
+        runner.submit(uid, PROMPT, OUTPUT, leader=1)
+    runner.turn()
+    waiting = runner.scheduler.admission.waiting
+    assert [request.held_on is waiting[1] for request in waiting.values()] == [False, True, True]
+    runner.abort(1)
+    runner.finish()
+    assert [runner.seen[uid].ids for uid in (2, 3)] == [runner.expected(PROMPT, OUTPUT)] * 2
+    assert runner.seen[99].ids == runner.expected(PROMPT[::-1], 20)
+
+
 @pytest.mark.parametrize("first_output", [0, 1])
 @pytest.mark.parametrize("length", [9, 100])
 def test_the_first_is_done_at_once(make, length, first_output):

@@ -11,6 +11,7 @@ import numpy as np
 from gapless.overlap.device import Worker
 from gapless.overlap.toy_worker import ToyWorker
 from gapless.runtime.core.config import ServerConfig
+from gapless.runtime.core.logprobs import Logprobs
 from gapless.runtime.core.messages import (
     Abort,
     Finish,
@@ -23,7 +24,6 @@ from gapless.runtime.core.messages import (
     int32s,
     uint8s,
 )
-from gapless.runtime.core.logprobs import Logprobs
 from gapless.runtime.core.plan import Plan
 from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model.toy import ToyKnobs, toy_entries, toy_output

@@ -64,7 +64,7 @@ class ServerConfig:
     schedule_policy: str = option(
         "lpm",
         "order of the queue: longest cached prefix first (it ages), heaviest prefix tree first, first come, "
-        "longest output first, random, priority (higher first; it preempts)",
+        "longest output first, random, priority (higher first; it preempts for pages)",
         choices=("lpm", "dfs-weight", "fcfs", "lof", "random", "priority"),
     )
     disable_radix_cache: bool = option(False, "do not reuse prefixes")

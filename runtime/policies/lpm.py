@@ -25,7 +25,9 @@ from typing import Generic
 from gapless.runtime.policies.base import Prefixes, W
 from gapless.runtime.policies.heap import Key, LazyHeap
 
-AGEING = 2  # tokens an admission; at 16, a tree's levels (100 tokens apart) were served by age and not by match
+AGEING = (
+    2  # tokens an admission; at 16, a tree's levels (100 tokens apart) were served by age and not by match
+)
 TRIES = 8
 TURN_MATCHES = 8
 # An admission uses up one request that is known to be warm; at a hit in four this finds the next one.

@@ -28,7 +28,8 @@ class Admission:
         self.waiting: dict[int, Request] = {}  # by uid: those in the queue and those held back
         self.started: list[Request] = []  # got a slot since the last look; the detokenizer must hear of them
         self.setups: list[SlotSetup] = []  # for the next plan
-        self.preemption = Preemption(batch, reserve, by_priority=config.schedule_policy == "priority")
+        self._by_priority = config.schedule_policy == "priority"
+        self.preemption = Preemption(batch, reserve, by_priority=self._by_priority)
         self._reserve = reserve
         self._queue: Queue[Request] = make_queue(config.schedule_policy, self, config.random_seed)
         self._sharing = Sharing(config.page_size)
@@ -84,12 +85,14 @@ class Admission:
             return
         if self.waiting and rows.free_slots:
             self._queue.turn()
-        growth = self._reserve.growth(batch.running, rows)
+        growth: int | None = None  # pages that the running rows may still take
         held = 0
         while held < MOST_HELD and (request := self._next()) is not None:
             if self._waits_for_prefix(request):
                 held += 1
                 continue
+            if growth is None or self._by_priority:
+                growth = self._reserve.growth(self.preemption.firm(request), rows)
             # The first of all fits alone, whatever it generates: its max_output is clamped to the pool.
             reserve = self._reserve.pages_for(request, growth, rows) if batch.running.size else 0
             own = self._reserve.own_growth(request, rows)

@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 
+from gapless.runtime.core.plan import Slots
 from gapless.runtime.scheduler.batch import Batch
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.reserve import MAX_PREEMPTIONS, Reserve
@@ -50,6 +51,7 @@ class Preemption:
         if not others:
             self._drop_swapped()
             return []
+        self._reserve.preempted()
         request = self.preempt(min(others, key=self._reluctance))
         self._batch.settle(request.slot)
         return [request]
@@ -59,7 +61,6 @@ class Preemption:
         self._batch.rows.flags[request.slot] |= PREEMPTED
         request.preemptions += 1
         self.count += 1
-        self._reserve.preempted()
         order = self._order(request)
         place = sum(self._order(other) < order for other in self.preempted)
         self.preempted.insert(place, request)
@@ -90,6 +91,14 @@ class Preemption:
         freed = list(itertools.accumulate(map(self._pages_freed, lesser)))
         enough = sum(pages < missing for pages in freed) + 1
         return [self.preempt(other) for other in lesser[:enough]] if enough <= len(lesser) else []
+
+    def firm(self, request: Request) -> Slots:
+        """Running rows that would not give way to a waiting request, whose growth it must leave room for."""
+        batch = self._batch
+        if not self._by_priority:
+            return batch.running
+        slots = batch.running.tolist()
+        return np.array([s for s in slots if batch.request(s).priority >= request.priority], np.intp)
 
     def _reluctance(self, request: Request) -> tuple[bool, int, int, int]:
         """Who gives way first: not one that had to often, then the least urgent, then who loses least, the newest."""

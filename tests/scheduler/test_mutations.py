@@ -77,7 +77,7 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
         (Scheduler, "_decide", {"live = ~dead & (flags & ENDING == 0)": "live = ~dead"}),
     ],
     "the prompt's last token is taken from the cache": [
-        (Batch, "start", {"cache.match(known[:-1], ": "cache.match(known, "}),
+        (Batch, "start", {"known[:-1] if whole": "known if whole"}),
     ],
     "a prefix is not locked before its tail is allocated": [
         (Batch, "start", {"cache.lock(match, ": "cache.lock(cache.match(known[:0], request.space), "}),

@@ -59,10 +59,16 @@ def refused(body: bytes) -> RequestError:
         ({"text": "a", "return_logprob": 1}, "return_logprob"),
         ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
         *(({"text": "a", "logprob_start_len": v}, "logprob_start_len") for v in (-2, 2**31, 0.0, True, [0])),
-        *(({"text": "a", "top_logprobs_num": v}, "top_logprobs_num") for v in (-1, 129, 10**30, 1.0, True, [1])),
+        *(
+            ({"text": "a", "top_logprobs_num": v}, "top_logprobs_num")
+            for v in (-1, 129, 10**30, 1.0, True, [1])
+        ),
         ({"text": ["a", "b"], "top_logprobs_num": [1, 129]}, "top_logprobs_num[1]"),
         *(({"text": "a", "token_ids_logprob": v}, "token_ids_logprob") for v in (5, {}, [1] * 129)),
-        *(({"text": "a", "token_ids_logprob": [5, v]}, "token_ids_logprob[1]") for v in (-1, "1", 2**31, [1])),
+        *(
+            ({"text": "a", "token_ids_logprob": [5, v]}, "token_ids_logprob[1]")
+            for v in (-1, "1", 2**31, [1])
+        ),
         ({"text": ["a", "b"], "token_ids_logprob": [[1], 5]}, "token_ids_logprob[1]"),
         ({"text": ["a", "b"], "token_ids_logprob": [[1], [1, -1]]}, "token_ids_logprob[1][1]"),
         ({"text": "a", "return_text_in_logprobs": [True]}, "return_text_in_logprobs"),

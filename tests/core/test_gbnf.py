@@ -90,8 +90,16 @@ def _joined(parts: list[Pair], between: Pair) -> Pair:
 
 
 LEAVES = st.sampled_from(
-    [('"a"', "a"), ('"ab"', "ab"), ("[a-b]", "[a-b]"), ("[^a]", "[^a]"), ("letter", "[ac]"), ('""', ""), (".", "(?s:.)")]
-)  # fmt: skip
+    [
+        ('"a"', "a"),
+        ('"ab"', "ab"),
+        ("[a-b]", "[a-b]"),
+        ("[^a]", "[^a]"),
+        ("letter", "[ac]"),
+        ('""', ""),
+        (".", "(?s:.)"),
+    ]
+)
 EXPRESSIONS = st.recursive(
     LEAVES,
     lambda inner: st.one_of(

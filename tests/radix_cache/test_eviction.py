@@ -1,5 +1,6 @@
 """The order of eviction, for each strategy."""
 
+import gc
 import sys
 
 import numpy as np
@@ -159,11 +160,13 @@ def lines_run(call):
         return tracer
 
     before = sys.gettrace()
+    gc.disable()  # others' callbacks of the collector are Python, too
     sys.settrace(tracer)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

@@ -215,7 +215,7 @@ class Batch:
             "slots or pages are still held"
         )
         assert not self.rows.in_flight.any(), "a step is counted as in flight"
-        assert self.swap.is_at_rest, "host pages are still held"
+        assert not self.swap.used_pages, "host pages are still held"
         self.cache.check_idle()
 
     def _add_pages(self, slots: Slots, columns: I32, pages: I32) -> None:

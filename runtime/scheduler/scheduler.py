@@ -102,12 +102,12 @@ class Scheduler:
 
     def audit(self) -> str:
         """What is wrong with the accounting of an idle scheduler, from its counts; empty where nothing is."""
-        cache, rows = self.batch.cache, self.batch.rows
-        if cache.is_at_rest and not self._by_uid and not rows.in_flight.any():
+        cache, swap, rows = self.batch.cache, self.batch.swap, self.batch.rows
+        if cache.is_at_rest and not (swap.used_pages or self._by_uid or rows.in_flight.any()):
             return ""
         return (
-            f"{cache.used_pages} of {cache.total_pages} pages, {len(self._by_uid)} requests and "
-            f"{int(rows.in_flight.sum())} launches are held at rest"
+            f"{cache.used_pages} of {cache.total_pages} pages, {swap.used_pages} host pages, "
+            f"{len(self._by_uid)} requests and {int(rows.in_flight.sum())} launches are held at rest"
         )
 
     def handle(self, messages: Iterable[ToScheduler]) -> None:

@@ -45,8 +45,8 @@ class SwapSpace:
         self._pages.give_back(pages)
 
     @property
-    def is_at_rest(self) -> bool:
-        return self._pages.free_pages == self._pages.total
+    def used_pages(self) -> int:
+        return self._pages.total - self._pages.free_pages
 
 
 def swap_seconds(costs: MoveCosts, tokens: int) -> float:

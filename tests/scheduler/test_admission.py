@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import pytest
-from differential import Runner
+from differential import MODES, Runner
 
 from gapless.radix_cache.tree import RadixTree
 from gapless.runtime.core.config import ServerConfig
@@ -25,11 +25,6 @@ from gapless.runtime.scheduler.admission import MOST_HELD
 
 PREFIX = [(7 * i + i // 50) % 251 for i in range(96)]
 CHUNK, TAIL, OUTPUT, COUNT = 32, 5, 4, 8
-MODES = {
-    "overlap": {},
-    "no-overlap": {"disable_overlap_schedule": True},
-    "multi-step": {"num_scheduler_steps": 4},
-}
 
 
 @pytest.fixture(params=MODES.values(), ids=MODES)

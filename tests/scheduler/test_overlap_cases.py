@@ -6,18 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from differential import Runner
+from differential import MODES, Runner
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Finish
 from gapless.runtime.model.toy import toy_output
 
 PROMPT = [(5 * i) % 251 for i in range(40)]
-MODES = {
-    "overlap": {},
-    "no-overlap": {"disable_overlap_schedule": True},
-    "multi-step": {"num_scheduler_steps": 4},
-}
 
 
 @pytest.fixture(params=MODES.values(), ids=MODES)

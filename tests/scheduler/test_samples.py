@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from differential import Runner
+from differential import MODES, Runner
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Finish
@@ -11,11 +11,6 @@ from gapless.runtime.policies.registry import QUEUES
 
 PROMPT = [(7 * i + i // 50) % 251 for i in range(100)]
 OUTPUT, SAMPLES = 6, 4
-MODES = {
-    "overlap": {},
-    "no-overlap": {"disable_overlap_schedule": True},
-    "multi-step": {"num_scheduler_steps": 4},
-}
 
 
 @pytest.fixture(params=MODES.values(), ids=MODES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,13 @@ from gapless.runtime.core.sampling import SamplingParams
 from gapless.runtime.model.toy import ToyKnobs, toy_entries, toy_output
 from gapless.runtime.scheduler.grammar import MakeGrammar, unconstrained
 from gapless.runtime.scheduler.scheduler import Scheduler
+
+# The ways in which the loop can run, as options.
+MODES: dict[str, dict[str, Any]] = {
+    "overlap": {},
+    "no-overlap": {"disable_overlap_schedule": True},
+    "multi-step": {"num_scheduler_steps": 4},
+}
 
 
 @dataclass

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ["bench", "detokenizer", "kernels", "overlap", "radix_cache", "runtime", "tokenizer_manager"]
+SOURCES = [
+    "bench",
+    "detokenizer",
+    "frontend",
+    "kernels",
+    "overlap",
+    "radix_cache",
+    "runtime",
+    "tokenizer_manager",
+]
 MODULES = sorted(path for name in SOURCES for path in (ROOT / name).rglob("*.py"))
 MAX_LINES = 450
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int32]
+from gapless.bench.random_ids import Ids, RandomIds
+
 VOCABULARY = 32_000
 PRIORITIES = 3
 SPREAD = 0.5  # of the logarithm of a length
@@ -147,26 +147,14 @@ WORKLOADS: dict[str, Callable[[int], list[Call]]] = {
 }
 
 
-class _Random:
+class _Random(RandomIds):
     def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-
-    def ids(self, length: int) -> Ids:
-        return self._random.integers(0, VOCABULARY, length, dtype=np.int32)
+        super().__init__(seed, np.arange(VOCABULARY, dtype=np.int32))
 
     def text(self, mean: int) -> Ids:
         """Ids whose number is log-normal."""
         length = self._random.lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD)
         return self.ids(max(LEAST, round(length)))
 
-    def seconds(self, mean: float) -> float:
-        return float(self._random.exponential(mean))
-
-    def between(self, low: int, high: int) -> int:
-        return int(self._random.integers(low, high + 1))
-
     def priority(self) -> int:
-        return int(self._random.integers(PRIORITIES))
-
-    def shuffled(self, count: int) -> list[int]:
-        return [int(number) for number in self._random.permutation(count)]
+        return self.between(0, PRIORITIES - 1)

@@ -15,7 +15,7 @@ import shutil
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -30,11 +30,13 @@ from gapless.runtime.core.messages import Fatal, Ready, StepOutput, ToDetokenize
 from gapless.runtime.tokenizer.base import Tokenizer
 from gapless.runtime.tokenizer.load import load_tokenizer
 from gapless.tokenizer_manager.answer import next_chunk, whole_answer
+from gapless.tokenizer_manager.chat_template import apply_chat_template
 from gapless.tokenizer_manager.embeddings import Embedding, check_dimensions, embedding, parse_embed
 from gapless.tokenizer_manager.flush import FlushResult
 from gapless.tokenizer_manager.front import Front
-from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
+from gapless.tokenizer_manager.schema import GenerateRequest, check_group, parse_fields
 from gapless.tokenizer_manager.states import Call, RequestState
+from gapless.tokenizer_manager.tokenize import tokenize
 
 T = TypeVar("T")
 Answer = dict[str, Any]
@@ -72,6 +74,8 @@ class Engine:
         stream: bool = False,
         extra_key: str | list[str] | None = None,
         cache_salt: str | list[str] | None = None,
+        group_id: str | list[str] | None = None,
+        hold_prefix: bool | list[bool] | None = None,
         priority: int | list[int] | None = None,
         return_logprob: bool | list[bool] | None = None,
         logprob_start_len: int | list[int] | None = None,
@@ -82,6 +86,9 @@ class Engine:
         """What POST /generate answers: a dict for one prompt, a list of them for a list or for `n` above 1; a `Stream`
         where asked for. A list's other fields are one for all prompts or a list, too.
 
+        `group_id` names requests that belong together; with `hold_prefix` the prompt's whole pages stay in the cache
+        until `release_group`, or for as long as nobody needs their room (with max_new_tokens 0 that is all it does).
+
         Raises RequestError naming the field before any work is done, and InternalError when the engine has died.
         """
         request = self._request(
@@ -91,6 +98,8 @@ class Engine:
             stream=stream,
             extra_key=extra_key,
             cache_salt=cache_salt,
+            group_id=group_id,
+            hold_prefix=hold_prefix,
             priority=priority,
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
@@ -112,6 +121,8 @@ class Engine:
         stream: bool = False,
         extra_key: str | list[str] | None = None,
         cache_salt: str | list[str] | None = None,
+        group_id: str | list[str] | None = None,
+        hold_prefix: bool | list[bool] | None = None,
         priority: int | list[int] | None = None,
         return_logprob: bool | list[bool] | None = None,
         logprob_start_len: int | list[int] | None = None,
@@ -127,6 +138,8 @@ class Engine:
             stream=stream,
             extra_key=extra_key,
             cache_salt=cache_salt,
+            group_id=group_id,
+            hold_prefix=hold_prefix,
             priority=priority,
             return_logprob=return_logprob,
             logprob_start_len=logprob_start_len,
@@ -154,6 +167,35 @@ class Engine:
         request = parse_embed({"text": prompt, "input_ids": input_ids}, self._host.config)
         embeddings = self._host.wait(self._host.embed(request, dimensions))
         return np.stack(embeddings) if request.is_list else embeddings[0]
+
+    def release_group(self, group_id: str) -> None:
+        """Lets go of what the group holds in the cache. A group that nobody knows, or no longer, is no error."""
+        self._host.wait(self._host.release_group(group_id))
+
+    async def async_release_group(self, group_id: str) -> None:
+        await asyncio.wrap_future(self._host.submit(self._host.release_group(group_id)))
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; what comes from `apply_chat_template` has its special tokens already."""
+        return self._host.wait(self._host.tokenize(text, add_special_tokens))
+
+    async def async_tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return await asyncio.wrap_future(self._host.submit(self._host.tokenize(text, add_special_tokens)))
+
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt that the model's chat template, or the one of the option `chat_template`, makes of messages.
+
+        `messages` are as in POST /v1/chat/completions. Raises RequestError where there is no template, or in its words.
+        """
+        return self._host.wait(self._host.apply_chat_template(messages, add_generation_prompt))
+
+    async def async_apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        applied = self._host.apply_chat_template(messages, add_generation_prompt)
+        return await asyncio.wrap_future(self._host.submit(applied))
 
     def flush_cache(self, timeout: float = 0.0) -> FlushResult:
         """Forgets all cached prefixes, as POST /flush_cache: true where that was done, false while requests run.
@@ -324,6 +366,17 @@ class _Host:
         finally:
             self._front.registry.close(call)
 
+    async def release_group(self, group: str) -> None:
+        self._front.release_group(check_group(group))
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        return await tokenize(self._front, text, add_special_tokens)
+
+    async def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool
+    ) -> str:
+        return await apply_chat_template(self._front, messages, add_generation_prompt)
+
     async def flush_cache(self, timeout: float) -> FlushResult:
         return await self._front.flush_cache(timeout)
 
@@ -359,7 +412,7 @@ class _Host:
             receiver: Receiver[ToDetokenizer] = Receiver(context, directory, DETOKENIZER)
             self._sender = Sender(context, directory, SCHEDULER)
             self._front = Front(self.config, self._sender.send)
-            stack.callback(self._front.grammars.close)
+            stack.callback(self._front.close)
             self._ready: asyncio.Future[None] = self._loop.create_future()
             # This thread outlives the child, as the parent-death signal asks.
             child = Child(_SCHEDULER_MODULE, ChildSpec(self.config, directory, parent_death_signal=True))

@@ -14,7 +14,7 @@ from msgspec import Meta
 from gapless.runtime.core.logprobs import MAX_LOGPROBS
 from gapless.runtime.core.sampling import MAX_BIASES, MAX_SAMPLES, MAX_STOPS
 
-MAX_NAME_CHARS = 256  # of a rid, an extra_key or a cache_salt
+MAX_NAME_CHARS = 256  # of a rid, an extra_key, a cache_salt or a group_id
 MAX_TIMEOUT_SECONDS = 1_000_000
 _MAX_INT = 2**31 - 1
 
@@ -69,6 +69,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     priority: Priority | list[Priority] | None = None
     extra_key: Name | list[Name] | None = None
     cache_salt: Name | list[Name] | None = None
+    group_id: Name | list[Name] | None = None
+    hold_prefix: bool | list[bool] | None = False
     return_logprob: bool | list[bool] | None = False
     logprob_start_len: LogprobStart | list[LogprobStart] | None = -1
     top_logprobs_num: LogprobCount | list[LogprobCount] | None = 0
@@ -130,6 +132,16 @@ class AbortBody(msgspec.Struct, kw_only=True):
 
 class AbortAnswer(msgspec.Struct):
     aborted: int
+
+
+class ReleaseGroupBody(msgspec.Struct, kw_only=True):
+    """The group_id that requests were sent with. One that nobody has is no error."""
+
+    group_id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class ReleaseGroupAnswer(msgspec.Struct):
+    success: bool
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

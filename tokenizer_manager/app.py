@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from gapless.runtime.core.errors import GaplessError
-from gapless.tokenizer_manager import admin, generate, info, openapi, probe, tokenize
+from gapless.tokenizer_manager import admin, chat_template, generate, groups, info, openapi, probe, tokenize
 from gapless.tokenizer_manager.front import Front
 from gapless.tokenizer_manager.keys import AdminOnly, Guard, Keys
 from gapless.tokenizer_manager.openai import routes as openai
@@ -23,6 +23,8 @@ _GROUPS: tuple[Callable[[Front], list[RouteSpec]], ...] = (
     info.routes,
     probe.routes,
     tokenize.routes,
+    chat_template.routes,
+    groups.routes,
     openai.routes,
 )
 

@@ -19,6 +19,7 @@ from gapless.runtime.core.messages import (
     Flushed,
     Heartbeat,
     Ready,
+    ReleaseGroup,
     Submit,
     TextOutput,
     ToFront,
@@ -30,10 +31,11 @@ from gapless.tokenizer_manager.grammar import Grammars
 from gapless.tokenizer_manager.prepare import check_lengths, prepare
 from gapless.tokenizer_manager.schema import Prompt
 from gapless.tokenizer_manager.states import Call, Registry
+from gapless.tokenizer_manager.templates import Templates
 
 log = logging.getLogger("gapless.http")
 STALE_SECONDS = 2.0
-_INLINE_SIZE = 8192  # characters or ids that are prepared on the event loop: a thread costs more than they do
+INLINE_SIZE = 8192  # characters or ids that are prepared on the event loop: a thread costs more than they do
 
 
 class Front:
@@ -42,14 +44,16 @@ class Front:
     def __init__(
         self,
         config: ServerConfig,
-        send: Callable[[Submit | Abort | Flush], None],
+        send: Callable[[Submit | Abort | Flush | ReleaseGroup], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self._send = send
         self.registry = Registry(send, config.max_queued_requests)
         self._flusher = Flusher(send, self.registry, self._check_alive)
         self.body_room = BodyRoom(config.max_body_bytes)
         self.grammars = Grammars(config.grammar_timeout, enabled=config.grammar_backend != "none")
+        self.templates = Templates(config, lambda: self.tokenizer)
         self.tokenizer: Tokenizer | None = None
         self.ready: Ready | None = None
         self.draining = False
@@ -75,6 +79,11 @@ class Front:
             case Fatal():
                 self._fatal = message.message
                 self.fail_all(InternalError(f"the engine stopped: {message.message}"))
+
+    def close(self) -> None:
+        """Ends the processes that grammars are checked and templates rendered in."""
+        self.grammars.close()
+        self.templates.close()
 
     def fail_all(self, error: GaplessError) -> None:
         """Nothing more will come: ends all that is open with `error`."""
@@ -142,8 +151,13 @@ class Front:
             return [m for item, grammar in items for m in prepare(*item, tokenizer, ready, grammar)]
 
         size = sum(len(prompt.text or prompt.input_ids or "") for prompt in prompts)
-        messages = run() if size <= _INLINE_SIZE else await asyncio.to_thread(run)
+        messages = run() if size <= INLINE_SIZE else await asyncio.to_thread(run)
         self.registry.submit(call, messages, tokenizer.pieces)
+
+    def release_group(self, group: str) -> None:
+        """What the group holds in the cache is for everybody again."""
+        self.check_open()
+        self._send(ReleaseGroup(group))
 
     async def flush_cache(self, timeout: float = 0.0) -> FlushResult:
         """Empties the prefix cache, or says what keeps it in use when `timeout` seconds are over."""

@@ -67,9 +67,12 @@ def prepare(
         grammar,
         logprobs=logprobs,
         embed=prompt.embed,
+        group=prompt.group,
+        hold=prompt.hold,
     )
     others = zip(uids[1:], seeds[1:], strict=True)
-    return [first, *(msgspec.structs.replace(first, uid=u, seed=s, leader=first.uid) for u, s in others)]
+    replace = msgspec.structs.replace
+    return [first, *(replace(first, uid=u, seed=s, leader=first.uid, hold=False) for u, s in others)]
 
 
 def _logprobs(wanted: LogprobParams | None, prompt_tokens: int, ready: Ready) -> LogprobParams | None:

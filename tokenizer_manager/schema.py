@@ -57,6 +57,8 @@ class Prompt:
     add_special_tokens: bool = True  # to `text`
     logprobs: LogprobParams | None = None  # a start of -1: none of the prompt's
     embed: bool = False  # instead of tokens
+    group: str = ""
+    hold: bool = False  # the prompt's pages, for the group
     field: str = "text"
     params_field: str = "sampling_params"
 
@@ -93,6 +95,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
     rids = _rids(fields.get("rid"), size, samples)
     extra_keys = _keys(fields.get("extra_key"), "extra_key", size)
     cache_salts = _keys(fields.get("cache_salt"), "cache_salt", size)
+    groups = _groups(fields, size)
     priorities = _priorities(fields.get("priority"), size)
     logprobs = _logprobs(fields, size)
     return GenerateRequest(
@@ -105,6 +108,8 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
                 rids=rids[i][1],
                 extra_key=extra_keys[i],
                 cache_salt=cache_salts[i],
+                group=groups[i][0],
+                hold=groups[i][1],
                 priority=priorities[i],
                 logprobs=logprobs[i],
                 field=f"{source}[{i}]" if is_batch else source,
@@ -207,6 +212,22 @@ def _keys(value: Any, field: str, size: int | None) -> list[str]:
     """A part of each prompt's key in the cache, empty where none is given."""
     named = _of_each_prompt(value, field, size)
     return ["" if item is None else _string(item, name, 0) for name, item in named]
+
+
+def _groups(fields: Mapping[str, Any], size: int | None) -> list[tuple[str, bool]]:
+    """(group, whether it is to hold the prompt's pages) of each prompt."""
+    groups = _keys(fields.get("group_id"), "group_id", size)
+    named = _of_each_prompt(fields.get("hold_prefix"), "hold_prefix", size)
+    holds = [(name, _flag(item, name)) for name, item in named]
+    for group, (name, hold) in zip(groups, holds, strict=True):
+        if hold and not group:
+            raise RequestError(f"{name} needs a group_id, by which the prefix is released", param=name)
+    return [(group, hold) for group, (_, hold) in zip(groups, holds, strict=True)]
+
+
+def check_group(group: Any) -> str:
+    """A group that is named by itself."""
+    return _string(group, "group_id", 1)
 
 
 def _string(value: Any, field: str, least: int) -> str:

@@ -55,10 +55,18 @@ class Submit(_Message):
     leader: int = -1  # uid of the first of n samples of one prompt, whose computed prompt this one shares
     logprobs: LogprobParams | None = None
     embed: bool = False  # the prompt's embedding is asked for, and no tokens
+    group: str = ""  # of requests that belong together, such as those of one program
+    hold: bool = False  # keep the prompt's whole pages in the cache until the group is released
 
 
 class Abort(_Message):
     uid: int
+
+
+class ReleaseGroup(_Message):
+    """The group's requests have ended: what it holds may be evicted. One that is not there is no error."""
+
+    group: str
 
 
 class Stop(_Message):
@@ -195,7 +203,7 @@ class TextOutput(_Message):
     logprobs: list[tuple[int, bool, Logprobs]] = []
 
 
-ToScheduler = Submit | Abort | Stop | Flush
+ToScheduler = Submit | Abort | Stop | Flush | ReleaseGroup
 ToDetokenizer = StepOutput | Heartbeat | Flushed | Ready | Fatal
 ToFront = TextOutput | Heartbeat | Flushed | Ready | Fatal
 

@@ -160,7 +160,7 @@ async def _in_process(*, echo: bool = True, loaded: bool = True, **options: Any)
         async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=WAIT) as client:
             yield Service(front, engine, client)
     finally:
-        front.grammars.close()
+        front.close()
 
 
 @asynccontextmanager
@@ -174,7 +174,7 @@ async def _on_a_socket(*, echo: bool = False, loaded: bool = True, **options: An
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT) as client:
             yield Service(front, engine, client, port)
     finally:
-        front.grammars.close()
+        front.close()
         server.should_exit = True
         await asyncio.wait_for(serving, WAIT)
 

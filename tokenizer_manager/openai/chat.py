@@ -13,7 +13,6 @@ from gapless.tokenizer_manager.openai.chat_form import ChatForm
 from gapless.tokenizer_manager.openai.envelope import Envelope
 from gapless.tokenizer_manager.openai.errors import renamed
 from gapless.tokenizer_manager.openai.messages import for_template
-from gapless.tokenizer_manager.openai.templates import Templates
 from gapless.tokenizer_manager.openai.tools import ToolUse, tool_use
 from gapless.tokenizer_manager.routes import RouteSpec
 from gapless.tokenizer_manager.schema import GenerateRequest, parse_fields
@@ -56,12 +55,11 @@ def routes(front: Front) -> list[RouteSpec]:
 class _Chat:
     def __init__(self, front: Front) -> None:
         self._front, self._config = front, front.config
-        self._templates = Templates(front)
 
     async def parse(self, data: bytearray) -> ChatForm:
         body = read(data, ChatBody, self._config, _NOT_SERVED)
         messages = for_template(body.messages)
-        use = tool_use(body, self._templates.tool_format()) if body.tools or body.tool_choice else None
+        use = tool_use(body, self._front.templates.tool_format()) if body.tools or body.tool_choice else None
         variables = {
             **(body.chat_template_kwargs or {}),
             "messages": messages,
@@ -70,7 +68,7 @@ class _Chat:
         }
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        request = self._request(body, await self._templates.render(variables), use)
+        request = self._request(body, await self._front.templates.render(variables), use)
         envelope = Envelope.of(
             body, request.prompts[0].rid, self._config.model_name, "chat.completion", "chat.completion.chunk"
         )

@@ -11,7 +11,7 @@ Ids = NDArray[np.int32]
 
 
 class RandomIds:
-    """Ids uniform over `vocabulary`, and what else a workload draws; the same calls draw the same with the same seed."""
+    """Ids uniform over `vocabulary`, and what else a workload draws. The seed and the order of calls settle it."""
 
     def __init__(self, seed: int | Sequence[int], vocabulary: Ids) -> None:
         self._random = np.random.default_rng(seed)

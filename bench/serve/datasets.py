@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +97,8 @@ def check(parsed: argparse.Namespace) -> None:
         raise ConfigError(f"--dataset-path {path}: --dataset-name {name} reads no file")
     if name in FROM_FILES and path is None:
         raise ConfigError(f"--dataset-name {name} needs --dataset-path")
-    if path is not None and not path.is_file():
-        raise ConfigError(f"--dataset-path {path}: there is no such file")
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        raise ConfigError(f"--dataset-path {path}: there is no such file, or it cannot be read")
 
 
 def make_items(parsed: argparse.Namespace, tokenizer: Tokenizer, vocab_size: int) -> list[Item]:

@@ -20,7 +20,7 @@ def caveats(
     client_cores: float = 0.0,
     loop_lag_ms: float = 0.0,
 ) -> list[str]:
-    """Warnings, one sentence each, from what metrics.summarize() gave.
+    """Warnings, a line each, from what metrics.summarize() gave.
 
     `expect_shared`: prompts of the dataset begin alike, so that hits are no sign of an earlier run. `client_cores`:
     the CPU seconds that the client used a second. `loop_lag_ms`: how late its event loop ran, the 99th percentile.
@@ -39,14 +39,14 @@ def _of_requests(summary: Mapping[str, Any]) -> list[str]:
     if failed:
         message, count = max(summary["error_counts"].items(), key=lambda item: item[1])
         total = completed + failed + summary["cut"]
-        found.append(f"{failed} of {total} requests failed; {count} of them: {message}")
+        found.append(f"failed requests: {failed} of {total}; {count} of them: {message}")
     if not completed:
         return [*found, "no request completed: there are no latencies"]
     if completed < FEW_REQUESTS:
         found.append(f"p99 of {completed} requests is little else than the slowest one")
     if summary["cut_output_tokens"] > DIFFERENT * summary["total_output_tokens"]:
         found.append(
-            f"{summary['cut_output_tokens']} output tokens of {summary['cut']} requests that were cut are in no rate: "
+            f"cut requests: {summary['cut']}; their {summary['cut_output_tokens']} output tokens are in no rate: "
             "a longer run loses less at its end"
         )
     return found
@@ -59,22 +59,26 @@ def _of_lengths(summary: Mapping[str, Any], ignore_eos: bool) -> list[str]:
     if actual == asked and not early:
         return []
     why = " although EOS was to be ignored" if ignore_eos else ""
-    return [f"{actual} output tokens instead of {asked}: {early} requests stopped early{why}"]
+    return [f"output tokens: {actual} instead of {asked}; requests that stopped early: {early}{why}"]
 
 
 def _of_tokens(summary: Mapping[str, Any]) -> list[str]:
     found = []
     total, retokenized = summary["total_output_tokens"], summary["total_output_tokens_retokenized"]
     if summary["without_usage"]:
-        found.append(f"{summary['without_usage']} answers had no usage: their token counts are the client's")
+        found.append(
+            f"answers without usage: {summary['without_usage']}; their token counts are the client's"
+        )
     if retokenized is not None and _differ(retokenized, total):
-        found.append(f"the server counts {total} output tokens, the client {retokenized} in the same texts")
+        found.append(
+            f"output tokens: {total} by the server's count, {retokenized} by the client's, of the same texts"
+        )
     if _differ(summary["chunk_output_tokens"], total):
         found.append(
-            f"{summary['chunk_output_tokens']} of {total} tokens are known by chunk: ITL is of those alone"
+            f"output tokens known by chunk: {summary['chunk_output_tokens']} of {total}; ITL is of those alone"
         )
     if summary["single_chunk"]:
-        found.append(f"{summary['single_chunk']} answers came in one chunk: their TPOT is 0 and says nothing")
+        found.append(f"answers in one chunk: {summary['single_chunk']}; their TPOT is 0 and says nothing")
     return found
 
 
@@ -83,7 +87,7 @@ def _of_cache(summary: Mapping[str, Any], expect_shared: bool) -> list[str]:
     if expect_shared or cached <= CHANCE_TOKENS * summary["completed"]:
         return []
     return [
-        f"{cached} prompt tokens ({summary['cache_hit_rate']:.1%}) came from the cache though no prompts begin alike: "
+        f"prompt tokens from the cache: {cached} ({summary['cache_hit_rate']:.1%}) though no prompts begin alike: "
         "it was warm; use --flush-cache or another --seed"
     ]
 

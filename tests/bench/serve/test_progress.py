@@ -59,9 +59,13 @@ def test_a_file_gets_a_line_in_ten_seconds(clock: Clock) -> None:
     stream = io.StringIO()
     progress = Progress(10, stream=stream, clock=clock)
     for tenth in range(251):
+        progress.chunk(3)
         progress.tick(100 + tenth / 10)
     lines = stream.getvalue().splitlines()
-    assert [line.split(", ")[4] for line in lines] == ["0:10 gone", "0:20 gone"]
+    assert [line.split(", ")[3:5] for line in lines] == [
+        ["30 tokens/s", "0:10 gone"],
+        ["30 tokens/s", "0:20 gone"],
+    ]
     progress.close()
     assert len(stream.getvalue().splitlines()) == 3
 

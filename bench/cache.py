@@ -11,13 +11,11 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gapless.bench.offline import progress
-from gapless.bench.report import envelope, write_json
+from gapless.bench.report import add_report_options, envelope, progress, write_json
 from gapless.bench.workloads import VOCABULARY, WORKLOADS, Best, Call, best_possible
 from gapless.overlap.cost_model import PROFILES, SHAPES, CostModel
 from gapless.overlap.device import Ids
@@ -158,15 +156,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     some("--policy", choices["schedule_policy"], "order of the queue")
     some("--eviction", choices["radix_eviction_policy"], "which unused prefix goes first")
     some("--memory-share", MEMORY_SHARES, "of the memory that the workload would need", float)
-    parser.add_argument("--seed", type=int, default=1, metavar="INT", help="of the workloads (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    add_report_options(parser, seed_of="the workloads")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    report = {
-        **envelope(
-            "cache", {"max_running_requests": RUNNING, "sim_device": GPU, "sim_model": MODEL}, parsed.seed
-        ),
+    options = {"max_running_requests": RUNNING, "sim_device": GPU, "sim_model": MODEL}
+    report: dict[str, Any] = {
+        **envelope("cache", options, parsed.seed, model=MODEL, device=f"simulated {GPU}"),
         "workloads": {},
         "results": [],
     }

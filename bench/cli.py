@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from typing import Any, Protocol
 
-from gapless.bench import cache, offline, overhead, overlap, radix, shared_prefix
+from gapless.bench import cache, compare, offline, overhead, overlap, radix, shared_prefix
+
+
+class Command(Protocol):
+    """A module with a command: its first line says what it measures, the rest of its docstring how to read it."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, parsed: argparse.Namespace) -> int:
+        """The exit code."""
+        ...
+
+
+COMMANDS: tuple[tuple[str, Command, str], ...] = (
+    ("cache", cache, "hit rates of the prefix cache beside the best possible"),
+    ("compare", compare, "what differs between two reports, or between repeated runs of two things"),
+    (
+        "offline",
+        offline,
+        "throughput of the engine without HTTP, beside its matrix products'; latency of one batch",
+    ),
+    ("overhead", overhead, "what the scheduler's loop costs the host, and what a step hides"),
+    ("overlap", overlap, "what overlap hides, and what it costs, on the CPU with a real model"),
+    ("radix", radix, "what the prefix cache's operations cost, microseconds a call"),
+    (
+        "shared-prefix",
+        shared_prefix,
+        "what the prefix cache saves where prompts begin alike, with a real model",
+    ),
+)
 
 
 def add_commands(commands: Any) -> None:
     """Adds one subcommand for each benchmark; each sets `run` and `parser` in its namespace."""
-    parser = commands.add_parser("cache", help="hit rates of the prefix cache beside the best possible")
-    cache.add_arguments(parser)
-    parser.set_defaults(run=cache.run, parser=parser)
-    parser = commands.add_parser(
-        "offline", help="throughput of the engine without HTTP, beside its matrix products'"
-    )
-    offline.add_arguments(parser)
-    parser.set_defaults(run=offline.run, parser=parser)
-    parser = commands.add_parser(
-        "overhead", help="what the scheduler's loop costs the host, and what a step hides"
-    )
-    overhead.add_arguments(parser)
-    parser.set_defaults(run=overhead.run, parser=parser)
-    parser = commands.add_parser(
-        "overlap", help="what overlap hides, and what it costs, on the CPU with a real model"
-    )
-    overlap.add_arguments(parser)
-    parser.set_defaults(run=overlap.run, parser=parser)
-    parser = commands.add_parser("radix", help="what the prefix cache's operations cost, microseconds a call")
-    radix.add_arguments(parser)
-    parser.set_defaults(run=radix.run, parser=parser)
-    parser = commands.add_parser(
-        "shared-prefix", help="what the prefix cache saves where prompts begin alike, with a real model"
-    )
-    shared_prefix.add_arguments(parser)
-    parser.set_defaults(run=shared_prefix.run, parser=parser)
+    for name, command, help in COMMANDS:
+        parser = commands.add_parser(
+            name,
+            help=help,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(parser)
+        parser.set_defaults(run=command.run, parser=parser)

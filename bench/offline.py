@@ -3,52 +3,54 @@
 Beside it stands the limit that the matrix products alone would allow in the same run on the same machine:
 prompts x output / (output x (body(prompts) + head(prompts)) + prompts x input / 512 x body(512)), where body(M) and
 head(M) are the measured times of the packed products of all layers, and of the head, for M rows.
+
+With --one-batch, or any of its three options, it is instead the latency of one batch at a time: see one_batch.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gapless.bench import one_batch
 from gapless.bench.products import ProductTimes
 from gapless.bench.profile import Profiler
-from gapless.bench.report import envelope, write_json
-from gapless.runtime.core.config import ServerConfig
+from gapless.bench.report import add_report_options, envelope, positive, progress, write_json
+from gapless.runtime.core.config import ServerConfig, flag
 from gapless.runtime.core.options import add_options, config_from
 from gapless.runtime.engine import Engine
 
 WARM_UP_TOKENS = 4
+SIZES = {
+    "num_prompts": (64, "prompts"),
+    "random_input_len": (128, "ids a prompt"),
+    "random_output_len": (64, "ids an answer"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-prompts", type=int, default=64, metavar="INT", help="(default: 64)")
-    parser.add_argument(
-        "--random-input-len", type=int, default=128, metavar="INT", help="ids a prompt (default: 128)"
-    )
-    parser.add_argument(
-        "--random-output-len", type=int, default=64, metavar="INT", help="ids an answer (default: 64)"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="INT", help="of the prompts (default: 1)")
-    parser.add_argument(
-        "--repeat", type=int, default=1, metavar="INT", help="runs; medians are reported (default: 1)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    for name, (default, help) in SIZES.items():
+        help += f" (default: {default})"
+        parser.add_argument(flag(name), type=positive, metavar="INT", help=help)
+    one_batch.add_arguments(parser)
+    add_report_options(parser, seed_of="the prompts", repeat=1)
     add_options(parser)
     parser.set_defaults(log_level="warning")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    for name in ("num_prompts", "random_input_len", "random_output_len", "repeat"):
-        if getattr(parsed, name) < 1:
-            parsed.parser.error(f"--{name.replace('_', '-')}: must be at least 1")
+    if one_batch.is_asked(parsed):
+        if given := [name for name in SIZES if getattr(parsed, name)]:
+            parsed.parser.error(
+                f"{flag(given[0])}: not with --one-batch, which has --input-len and --output-len"
+            )
+        return one_batch.run(parsed)
+    for name, (default, _) in SIZES.items():
+        setattr(parsed, name, getattr(parsed, name) or default)
     config = config_from(parsed.parser, parsed)
     if config.model_path == "toy":
         parsed.parser.error("--model-path toy: there are no matrix products to compare with")
@@ -62,6 +64,8 @@ def run(parsed: argparse.Namespace) -> int:
 def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
     """All figures of the report. The limit is measured before and after each run of the engine."""
     count, input_len, output_len = parsed.num_prompts, parsed.random_input_len, parsed.random_output_len
+    sizes = {name: getattr(parsed, name) for name in SIZES}
+    head = envelope("offline", config.public() | sizes, parsed.seed, model=config.model_path)
     with progress("loading the model twice: for the products alone and for the engine"):
         profiler = Profiler(config)
         engine = Engine(**config.public())
@@ -84,19 +88,26 @@ def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
     limit = product_limit(products, count, input_len, output_len)
     duration = statistics.median(run["duration"] for run in runs)
     total_input, total_output = count * input_len, int(runs[-1]["output_tokens"])
+    total = total_input + total_output
     return {
-        **envelope("offline", config.public(), parsed.seed),
-        "num_prompts": count,
-        "random_input_len": input_len,
-        "random_output_len": output_len,
+        **head,
+        **sizes,
         "device": profiler.info.description,
         "durations": [run["duration"] for run in runs],
+        "runs": [
+            {
+                "duration": seconds,
+                "output_throughput": total_output / seconds,
+                "total_throughput": total / seconds,
+            }
+            for seconds in (run["duration"] for run in runs)
+        ],
         "duration": duration,
         "total_input_tokens": total_input,
         "total_output_tokens": total_output,
         "cached_tokens": int(max(run["cached_tokens"] for run in runs)),
         "output_throughput": total_output / duration,
-        "total_throughput": (total_input + total_output) / duration,
+        "total_throughput": total / duration,
         "limit": limit,
         "share_of_limit": total_output / duration / limit["output_throughput"],
         "breakdown": shares,
@@ -144,12 +155,3 @@ def print_report(report: dict[str, Any]) -> None:
     print("shares without overlap: " + ", ".join(f"{name} {share:.1%}" for name, share in shares))
     if report["cached_tokens"]:
         print(f"note: {report['cached_tokens']} prompt tokens came from the cache")
-
-
-@contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Says on stderr what is going on and how long it took."""
-    print(f"{what} ... ", end="", file=sys.stderr, flush=True)
-    started = time.perf_counter()
-    yield
-    print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)

@@ -25,7 +25,7 @@ import numpy as np
 
 from gapless.bench.overhead_plot import write_plot
 from gapless.bench.overhead_rig import Case, Rig
-from gapless.bench.report import envelope, write_json
+from gapless.bench.report import add_report_options, envelope, output_file, write_json
 from gapless.overlap.cost_model import PROFILES, SHAPES, CostModel, shape_named
 from gapless.runtime.core.config import flag
 from gapless.runtime.core.plan import Plan
@@ -62,9 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="send each step; else only those in which a request begins or ends (default: --streaming)",
     )
-    number("--seed", int, 1, "of prompts and lengths")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="draw the report there")
+    add_report_options(parser, seed_of="prompts and lengths")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="draw the report there")
     parser.add_argument(
         "--trace",
         type=Path,
@@ -77,7 +76,13 @@ def run(parsed: argparse.Namespace) -> int:
     _check(parsed)
     trace = Trace(parsed.trace) if parsed.trace else None
     report: dict[str, Any] = {
-        **envelope("overhead", _options(parsed), parsed.seed),
+        **envelope(
+            "overhead",
+            _options(parsed),
+            parsed.seed,
+            model=parsed.sim_model or (DEFAULT_MODEL if parsed.sim_device else None),
+            device=f"simulated {parsed.sim_device}" if parsed.sim_device else "simulated",
+        ),
         "sleep_overshoot_us": sleep_overshoot_us(),
         "results": [],
     }

@@ -9,13 +9,12 @@ model.
 from __future__ import annotations
 
 import argparse
+import statistics
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gapless.bench.report import envelope, write_json
+from gapless.bench.report import add_report_options, envelope, write_json
 from gapless.overlap.device import Device
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.messages import Submit, ToDetokenizer, ToScheduler, column
@@ -27,6 +26,7 @@ from gapless.runtime.scheduler.main import make_device
 from gapless.runtime.scheduler.scheduler import Scheduler
 
 SCHEDULES = {0: "synchronous", 1: "overlapped"}  # by lag
+LEAST = {"num_prompts": 1, "random_input_len": 1, "random_output_len": 8}
 
 
 class Mailbox:
@@ -74,36 +74,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--num-prompts", 64, "requests that run at once")
     number("--random-input-len", 32, "ids a prompt")
     number("--random-output-len", 32, "ids an answer, at least 8")
-    number("--seed", 1, "of the prompts")
-    number("--repeat", 3, "runs of each schedule, in turn")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    add_report_options(
+        parser,
+        seed_of="the prompts",
+        repeat=3,
+        repeat_help="runs of each schedule, in turn; medians are reported",
+    )
     add_options(parser)
     parser.set_defaults(log_level="warning")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    least = {"num_prompts": 1, "random_input_len": 1, "random_output_len": 8, "repeat": 1}
-    for name, low in least.items():
+    for name, low in LEAST.items():
         if getattr(parsed, name) < low:
             parsed.parser.error(f"--{name.replace('_', '-')}: must be at least {low}")
     config = config_from(parsed.parser, parsed)
+    sizes = {name: getattr(parsed, name) for name in LEAST}
+    report = envelope("overlap", config.public() | sizes, parsed.seed, model=config.model_path)
     device = make_device(config)
     info = device.start()
-    lengths: dict[int, list[tuple[float, float]]] = {lag: [] for lag in SCHEDULES}
+    report |= {"device": info.description, "num_prompts": parsed.num_prompts, "runs": []}
     for turn in range(parsed.repeat):
-        for lag in SCHEDULES:
-            lengths[lag].append(step_times(config, device, info, lag, parsed, seed=parsed.seed + turn))
+        report["runs"].append(
+            {
+                name: step_times(config, device, info, lag, parsed, seed=parsed.seed + turn)
+                for lag, name in SCHEDULES.items()
+            }
+        )
     device.stop()
-    report: dict[str, Any] = {
-        **envelope("overlap", config.public(), parsed.seed),
-        "device": info.description,
-        "num_prompts": parsed.num_prompts,
-    }
     print(f"{info.description}\n{parsed.num_prompts} rows; milliseconds of a decode step, medians")
-    for lag, name in SCHEDULES.items():
-        step, gap = np.median(lengths[lag], axis=0) * 1000
-        report[name] = {"step_ms": float(step), "gap_ms": float(gap)}
-        print(f"{name:12} device step {step:8.3f}  gap before it {gap:7.3f}")
+    for name in SCHEDULES.values():
+        medians = {
+            key: statistics.median(run[name][key] for run in report["runs"]) for key in ("step_ms", "gap_ms")
+        }
+        report[name] = medians
+        print(f"{name:12} device step {medians['step_ms']:8.3f}  gap before it {medians['gap_ms']:7.3f}")
     if parsed.json:
         write_json(parsed.json, report)
     return 0
@@ -111,8 +116,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 def step_times(
     config: ServerConfig, device: Device, info: DeviceInfo, lag: int, parsed: argparse.Namespace, *, seed: int
-) -> tuple[float, float]:
-    """One run; median length of its decode steps and of the gaps before them, seconds."""
+) -> dict[str, float]:
+    """One run; median length of its decode steps and of the gaps before them, milliseconds."""
     random = np.random.default_rng(seed)
     prompts = random.integers(0, info.vocab_size, (parsed.num_prompts, parsed.random_input_len))
     params = SamplingParams(max_new_tokens=parsed.random_output_len, temperature=0.0, ignore_eos=True)
@@ -133,4 +138,5 @@ def step_times(
     loop.turn()
     while not scheduler.is_idle:
         loop.turn()
-    return times.decode(parsed.random_output_len // 2)
+    step, gap = times.decode(parsed.random_output_len // 2)
+    return {"step_ms": 1000 * step, "gap_ms": 1000 * gap}

@@ -18,14 +18,13 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapless.bench.report import envelope, write_json
+from gapless.bench.report import add_report_options, envelope, write_json
 from gapless.radix_cache.allocator import PageAllocator
 from gapless.radix_cache.tree import RadixTree
 
@@ -43,18 +42,12 @@ SPACE = "bench"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--repeat", type=int, default=200, metavar="INT", help="calls measured for each line (default: 200)"
+    add_report_options(
+        parser, seed_of="tokens and choices", repeat=200, repeat_help="calls measured for each line"
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="INT", help="of tokens and choices (default: 1)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    if parsed.repeat < 1:
-        parsed.parser.error(f"--repeat {parsed.repeat}: must be at least 1")
     report = {**envelope("radix", {"repeat": parsed.repeat}, parsed.seed), "results": []}
     print(f"{'op':10} {'tokens':>6} {'page size':>9} {'nodes':>7} | {'median us':>9} {'p99 us':>8}")
     for result in results(parsed.repeat, parsed.seed):

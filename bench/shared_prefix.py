@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gapless.bench.offline import WARM_UP_TOKENS, generate, progress
+from gapless.bench.offline import WARM_UP_TOKENS, generate
 from gapless.bench.products import ProductTimes
 from gapless.bench.profile import Profiler
-from gapless.bench.report import envelope, write_json
+from gapless.bench.report import add_report_options, envelope, progress, write_json
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.options import add_options, config_from
 from gapless.runtime.engine import Engine
@@ -28,7 +27,6 @@ SIZES = {
     "system_prompt_len": (512, "ids of a prefix"),
     "question_len": (32, "ids of a prompt after its prefix"),
     "output_len": (32, "ids of an answer"),
-    "repeat": (3, "runs with and without the cache, in turn; medians are reported"),
 }
 
 
@@ -38,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, type=int, default=default, metavar="INT", help=f"{help} (default: {default})"
         )
-    parser.add_argument("--seed", type=int, default=1, metavar="INT", help="of the prompts (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    add_report_options(
+        parser,
+        seed_of="the prompts",
+        repeat=3,
+        repeat_help="runs with and without the cache, in turn; medians are reported",
+    )
     add_options(parser)
     parser.set_defaults(log_level="warning")
 
@@ -64,6 +66,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
     """All figures of the report. The products are measured before and after each pair of runs."""
+    sizes = {name: getattr(parsed, name) for name in (*SIZES, "repeat")}
+    head = envelope("shared-prefix", config.public() | sizes, parsed.seed, model=config.model_path)
     with progress("loading the model three times: for the products alone, with the cache, without it"):
         profiler = Profiler(config)
         cached = Engine(**config.public())
@@ -84,8 +88,8 @@ def measure(config: ServerConfig, parsed: argparse.Namespace) -> dict[str, Any]:
                     runs.append(generate(engine, prompts, parsed.output_len))
             products.measure()
     return {
-        **envelope("shared-prefix", config.public(), parsed.seed),
-        **{name: getattr(parsed, name) for name in SIZES},
+        **head,
+        **sizes,
         "device": profiler.info.description,
         **figures(parsed, cached_runs, uncached_runs),
         "limit": products.run_seconds(prompt_tokens(parsed), parsed.output_len)
@@ -109,6 +113,10 @@ def figures(
         "cached_tokens": tokens,
         "computed_prompt_tokens": prompt_tokens(parsed) - tokens,
         "prompt_tokens": prompt_tokens(parsed),
+        "runs": [
+            {"duration": {"cached": with_it, "uncached": without}, "speedup": without / with_it}
+            for with_it, without in zip(durations["cached"], durations["uncached"], strict=True)
+        ],
         "distinct_prompt_tokens": distinct_tokens(parsed),
     }
 

@@ -55,4 +55,4 @@ def test_a_branch_shares_all_but_its_share(small):
 def test_a_wrong_option_is_named(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["bench", "radix", "--repeat=0"])
-    assert exit.value.code == 2 and "--repeat 0: must be at least 1" in capsys.readouterr().err
+    assert exit.value.code == 2 and "--repeat: 0: must be at least 1" in capsys.readouterr().err

@@ -68,10 +68,11 @@ class RoleTexts:
             prompt, suffix = _split(await self._rendered((*before, role)), len(before), role)
         if role == "assistant" and before:
             prompt = await self._rendered(before, generation=True)
-        previous = _mark(len(before) - 1) if before else ""
-        if previous not in prompt:
+        if not before:
+            return prompt, suffix
+        _, previous, between = prompt.rpartition(_mark(len(before) - 1))
+        if not previous:
             raise BackendError(f"the chat template leaves out the {before[-1]} turn before a {role} turn")
-        between = prompt[prompt.rindex(previous) + len(previous) :]
         if "system" in before and any(_mark(i) in between for i in range(len(before))):
             # The template moves the system's turn along. It stays where it was written.
             return await self._cut(tuple(r for r in before if r != "system"), role)

@@ -1,0 +1,114 @@
+"""One run of a program: what its branches share, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from types import CodeType
+from typing import Any
+
+from gapless.frontend.backends.base import Backend, BackendError, Hint
+from gapless.frontend.errors import ProgramError, program_error, raising_site
+from gapless.frontend.loop import Signal
+
+_current: ContextVar[Run | None] = ContextVar("gapless_run", default=None)  # whose function runs
+
+
+class Run:
+    """Belongs to the loop. It has ended when its function has returned and all its calls have ended."""
+
+    def __init__(
+        self,
+        program: str,
+        backend: Backend | None,
+        defaults: Mapping[str, Any] | None = None,
+        stream: bool = False,
+    ) -> None:
+        self.program = program
+        self._backend = backend
+        self.defaults = defaults or {}  # sampling parameters, where a call gives none of its own
+        self.stream = stream
+        self.changed = Signal()  # anything of it
+        self.ended = False
+        self.value: Any = None  # what the function returned
+        self.error: ProgramError | None = None  # why it failed, once it has ended
+        self._hint = Hint(uuid.uuid4().hex)
+        self._called = False  # whether the backend knows of it
+        self._caller = _current.get()  # the run whose function starts this one
+        self._tasks: set[asyncio.Task[None]] = set()  # the branches at work
+        self._failures: list[ProgramError] = []  # theirs, in order
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def backend(self) -> Backend:
+        assert self._backend is not None, "a traced run calls no model"
+        return self._backend
+
+    def hint(self) -> Hint:
+        """For a call that is about to be made."""
+        self._called = True
+        return self._hint
+
+    def is_current(self) -> bool:
+        """Whether its own function asks, or that of a run it has started."""
+        run = _current.get()
+        while run is not None and run is not self:
+            run = run._caller
+        return run is self
+
+    async def until(self, come: Callable[[], bool]) -> None:
+        while not come():
+            await self.changed.wait()
+
+    def failed(self, error: ProgramError) -> None:
+        self._failures.append(error)
+
+    async def execute(self, call: Callable[[], Awaitable[Any]], code: CodeType | None) -> None:
+        """Runs the function to the run's end; `error` says how that went. Cancelling it cancels all calls.
+
+        A function that raises ends its calls; a failed call ends those that need its text. A failure that the function
+        has been told of and has handled is not the run's.
+        """
+        token = _current.set(self)
+        try:
+            self.value = await call()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            self.error = next((error for error in self._failures if not error.surfaced), None)
+        except BaseException as error:
+            self.error = program_error(self.program, raising_site(error.__traceback__, code), error)
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+        finally:
+            _current.reset(token)
+            try:
+                await self._end()
+            finally:
+                self.ended = True
+                self.changed.notify()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.release()
+
+    async def release(self) -> None:
+        """Tells the backend that no more calls come."""
+        if self._called:
+            with suppress(
+                BackendError
+            ):  # who cannot be reached holds nothing for us; calls have said so, if any
+                await self.backend.release(self._hint.group or "")
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -30,7 +30,8 @@ class EngineBackend(NativeBackend):
         return await _asked(self._engine.async_generate(**_arguments(fields)))
 
     async def _events(self, fields: Fields) -> AsyncGenerator[Any, None]:
-        stream = await self._call(fields)
+        # Shielded: a stream that opens while this is cancelled is dropped, and so aborted, when it has opened.
+        stream = await asyncio.shield(asyncio.create_task(self._call(fields)))
         try:
             while (event := await _asked(anext(stream, None))) is not None:
                 yield event

@@ -1,0 +1,169 @@
+"""The DSL's backend for an engine in the process: the toy model's ids by their closed form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from gapless import Engine
+from gapless.frontend.backends.base import BackendError, Generated, Hint, Message, Prompt
+from gapless.frontend.backends.engine import EngineBackend
+from gapless.runtime.model.toy import ToyKnobs, toy_output
+from gapless.runtime.tokenizer.byte_tokenizer import ByteTokenizer
+
+T = TypeVar("T")
+TOKENIZER = ByteTokenizer()
+PARAMS = {"max_new_tokens": 12, "ignore_eos": True}
+NONE = Hint()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("toy", chat_template="chatml") as engine:
+        yield engine
+
+
+def run(call: Callable[[], Awaitable[T]]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(60):
+            return await call()
+
+    return asyncio.run(bounded())
+
+
+def expected(prompt: str, count: int = 12) -> str:
+    return TOKENIZER.decode(toy_output(ToyKnobs(), TOKENIZER.encode(prompt), count))
+
+
+async def streamed(backend: EngineBackend, prompt: str, params: dict[str, Any]) -> list[Generated]:
+    return [piece async for piece in backend.stream(Prompt(prompt), params, NONE)]
+
+
+def test_one_sample_and_several(engine: Engine) -> None:
+    backend = EngineBackend(engine)
+    (one,) = run(lambda: backend.generate(Prompt("the hello"), PARAMS, Hint("group")))
+    assert one.text == expected("the hello")
+    assert one.meta["prompt_tokens"] == len(TOKENIZER.encode("the hello"))
+    samples = run(lambda: backend.generate(Prompt("the hello"), PARAMS | {"n": 3}, NONE))
+    assert [sample.text for sample in samples] == [expected("the hello")] * 3
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_streams_pieces_make_up_the_text(incremental: bool) -> None:
+    with Engine("toy", incremental_streaming_output=incremental) as engine:
+        backend = EngineBackend(engine)
+        params = PARAMS | {"max_new_tokens": 40, "return_logprob": True}
+        pieces = run(lambda: streamed(backend, "hello", params))
+        (whole,) = run(lambda: backend.generate(Prompt("hello"), params, NONE))
+    assert "".join(piece.text for piece in pieces) == whole.text == expected("hello", 40)
+    last = dict(pieces[-1].meta)
+    assert last["finish_reason"] == {"type": "length", "length": 40}
+    assert last["output_token_logprobs"] == whole.meta["output_token_logprobs"]
+
+
+def test_a_stream_has_one_sample(engine: Engine) -> None:
+    with pytest.raises(BackendError, match="n is 2"):
+        run(lambda: streamed(EngineBackend(engine), "a", {"n": 2}))
+
+
+def test_what_the_engine_refuses_is_told_with_its_status(engine: Engine) -> None:
+    backend = EngineBackend(engine)
+    for call in (
+        lambda: backend.generate(Prompt("a"), {"top_p": 2}, NONE),
+        lambda: streamed(backend, "a", {"top_p": 2}),
+    ):
+        with pytest.raises(BackendError, match="top_p must be") as caught:
+            run(call)
+        assert caught.value.status == 400
+
+
+def test_an_engine_that_was_shut_down() -> None:
+    with Engine("toy") as engine:
+        backend = EngineBackend(engine)
+    with pytest.raises(BackendError, match="shut down") as caught:
+        run(lambda: backend.generate(Prompt("a"), PARAMS, NONE))
+    assert caught.value.status == 503
+
+
+def test_a_cancelled_call_or_stream_is_aborted() -> None:
+    """Else the engine, which has one row, would not come to the last call for minutes."""
+    long = {"max_new_tokens": 2000, "ignore_eos": True}
+    with Engine("toy", toy="delay_ms=100", max_running_requests=1) as engine:
+        backend = EngineBackend(engine)
+
+        async def check() -> Generated:
+            call = asyncio.create_task(backend.generate(Prompt("a"), long, NONE))
+            await asyncio.sleep(0)
+            call.cancel()
+            stream = backend.stream(Prompt("b"), long, NONE)
+            await anext(stream)
+            await stream.aclose()  # type: ignore[attr-defined]
+            reading = asyncio.create_task(streamed(backend, "c", long))
+            await asyncio.sleep(0)
+            reading.cancel()
+            (last,) = await backend.generate(Prompt("d"), {"max_new_tokens": 1, "ignore_eos": True}, NONE)
+            return last
+
+        assert run(check).text == expected("d", 1)
+
+
+def test_a_commit_computes_the_prompt_once_and_holds_it_for_its_group(engine: Engine) -> None:
+    backend, text = EngineBackend(engine), "the prefix that all of them share: " * 4
+
+    async def check() -> None:
+        await backend.commit(Prompt(text), Hint("held"))
+        (first,) = await backend.generate(Prompt(text + "a"), PARAMS, Hint("held"))
+        await backend.release("held")
+        await backend.release("held")
+        pages = len(TOKENIZER.encode(text)) // 16
+        assert first.meta["cached_tokens"] == pages * 16
+
+    run(check)
+
+
+def test_nothing_is_sent_for_an_empty_prompt() -> None:
+    backend = EngineBackend(object())  # type: ignore[arg-type]
+    run(lambda: backend.commit(Prompt(""), Hint("group")))
+
+
+def test_roles_by_the_models_template_and_by_name(engine: Engine) -> None:
+    async def check() -> None:
+        by_template, by_name = EngineBackend(engine), EngineBackend(engine, chat_template="llama-3")
+        before = [Message("user", "Hi")]
+        assert await by_template.role_text(before, "assistant") == ("<|im_start|>assistant\n", "<|im_end|>\n")
+        assert (await by_name.role_text(before, "assistant"))[1] == "<|eot_id|>"
+        with pytest.raises(BackendError, match="unknown role"):
+            await by_template.role_text(before, "narrator")
+
+    run(check)
+
+
+def test_a_model_without_a_template_says_how_to_give_one() -> None:
+    with Engine("toy") as engine:
+        backend = EngineBackend(engine)
+        with pytest.raises(BackendError, match=r"no chat template.* chat_template="):
+            run(lambda: backend.role_text([], "user"))
+    with pytest.raises(ValueError, match="alpaca"):
+        EngineBackend(engine, chat_template="alpaca")
+
+
+@pytest.mark.parametrize("name", ["demo", "toy"])
+def test_the_begin_of_text_token_is_there_once(name: str, engine: Engine) -> None:
+    """Gemma's tokenizer adds one to any text, the byte tokenizer none; either way, the tokens are a chat's."""
+
+    async def check(engine: Engine) -> None:
+        backend = EngineBackend(engine)
+        before, after = await backend.role_text([], "user")
+        begin, _ = await backend.role_text([Message("user", "Hi")], "assistant")
+        chat = await engine.async_apply_chat_template([{"role": "user", "content": "Hi"}])
+        want = await engine.async_tokenize(chat, add_special_tokens=False)
+        assert await engine.async_tokenize(before + "Hi" + after + begin) == want
+
+    if name == "toy":
+        run(lambda: check(engine))
+    else:
+        with Engine(name, chat_template="gemma") as other:
+            run(lambda: check(other))

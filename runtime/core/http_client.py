@@ -162,6 +162,7 @@ class HttpClient:
                 await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
         except BaseException as error:
             connection.abort()
+            connection.connection_lost(None)  # uvloop does not say it of one that was cancelled as it opened
             if isinstance(error, TimeoutError) and limit.expired():
                 raise TimeoutError(f"{exchange}: no connection within {self._connect_timeout:g} s") from None
             if isinstance(error, OSError):
@@ -280,6 +281,8 @@ class _Connection(asyncio.Protocol):
             self.fail(f"the head of the response is longer than {MAX_HEAD_BYTES} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self.lost.done():
+            return
         self._client.disconnected(self)
         self.lost.set_result(None)
         exchange = self._exchange
@@ -299,7 +302,7 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         exchange = self._exchange
         if exchange is not None and exchange.status == 0:  # else a trailer
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
             seen = exchange.headers.get(key)
             exchange.headers[key] = text if seen is None else f"{seen}, {text}"
 
@@ -358,7 +361,7 @@ def _parse_url(url: str) -> tuple[SplitResult, str, int]:
     if parts.scheme not in ("http", "https") or not host:
         raise ValueError(f"{url!r} is not a URL of the form http(s)://host[:port][/path]")
     if parts.query or parts.fragment or parts.username is not None:
-        raise ValueError(f"{url!r}: a server's URL has no user, no query and no fragment")
+        raise ValueError(f"a server's URL has no user, no query and no fragment (of {host})")
     if not _TARGET.fullmatch(f"/{parts.netloc}{parts.path}"):
         raise ValueError(f"{url!r}: write the host in ASCII and percent-encode the path")
     return parts, host, port or (443 if parts.scheme == "https" else 80)

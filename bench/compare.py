@@ -23,7 +23,7 @@ import numpy as np
 from gapless.bench import compare_reports as reports
 from gapless.bench.compare_reports import Report
 from gapless.bench.report import add_report_options, envelope, write_json
-from gapless.bench.significance import Floats, Ratio, between_runs, bootstrap, exactly, holm, within_runs
+from gapless.bench.significance import Draws, Ratio, between_runs, bootstrap, exactly, holm, within_runs
 from gapless.runtime.core.errors import ConfigError
 
 RUNS_PERCENT, ONE_RUN_PERCENT = 2.0, 5.0
@@ -137,7 +137,10 @@ def compare(
         figures.append(Figure(name, name in headlines, better, mean_a, mean_b, ratio, one_run))
     _decide([figure for figure in figures if figure.headline], benchmark, tolerance)
     _decide([figure for figure in figures if not figure.headline], benchmark, tolerance)
-    return Comparison(benchmark, figures, _warnings(a, b))
+    warnings = _warnings(a, b)
+    if alone := len(runs_a.keys() ^ runs_b.keys()):
+        warnings.append(f"{alone} figures are in one side alone")
+    return Comparison(benchmark, figures, warnings)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -210,17 +213,13 @@ def _ratio(
     draws_a, draws_b = (_draws(side[0], name, random) for side in (reports_a, reports_b))
     if draws_a is None or draws_b is None:
         return None, False
-    freedom = draws_a[1] + draws_b[1] - 2
-    return within_runs(values_a[0], values_b[0], draws_a[0], draws_b[0], freedom), True
+    return within_runs(values_a[0], values_b[0], draws_a, draws_b), True
 
 
-def _draws(report: Report, name: str, random: np.random.Generator) -> tuple[Floats, int] | None:
-    """The bootstrap's draws and the number of blocks they are from."""
+def _draws(report: Report, name: str, random: np.random.Generator) -> Draws | None:
     found = reports.values(report, name)
     draws = None if found is None else bootstrap(*found, random)
-    if found is None or draws is None or draws.min() <= 0:
-        return None
-    return draws, len(found[0])
+    return None if draws is None or draws.values.min() <= 0 else draws
 
 
 def _decide(figures: Sequence[Figure], benchmark: str, tolerance: float | None) -> None:

@@ -17,9 +17,11 @@ from gapless.runtime.core.errors import ConfigError
 
 Report = dict[str, Any]
 
-HIGHER = re.compile(r"throughput|goodput|speedup|hit_rate|share_of_limit")  # is better
+HIGHER = re.compile(r"throughput|goodput|speedup|hit_rate|share_of_limit|max_rate")  # is better
 LOWER = re.compile(r"duration|latency|idle_share|_(ms|us)(_|\.|$)")
-NO_RESULT = re.compile(r"(^|[ .])(std|min|max)_(?!step)|send_lag|retokenized|oracle|sleep_overshoot|limits")
+NO_RESULT = re.compile(
+    r"(^|[ .])(std|min|max)_(?!step|rate)|send_lag|client_|retokenized|oracle|sleep_overshoot|limits"
+)
 HEADLINES = {
     "serve": (
         "output_throughput",
@@ -44,7 +46,11 @@ WORKLOAD = (  # settings beside the envelope's, ours and SGLang's
     *("backend", "dataset", "dataset_name", "request_rate", "max_concurrency", "burstiness", "num_prompts"),
     *("random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len", "model_id"),
 )
-PLACES = {"host", "port", "base_url", "url", "json", "output_file", "plot", "html", "trace", "tag", "repeat"}
+NO_SETTINGS = {  # where it ran and wrote to, how often, what a server did when it was asked
+    *("host", "port", "base_url", "json", "output_file", "plot", "html", "trace", "tag", "repeat", "seed"),
+    *("status", "live_requests", "running", "waiting", "used_tokens", "idle_violations", "load_seconds"),
+    "max_prompt_tokens",  # follows from the pool
+}
 LATENCY = re.compile(r"(mean|median|p\d+)_(ttft|tpot|itl|e2e_latency)_ms")
 RATE = re.compile(r"(request|input|output|total)_throughput")
 
@@ -69,7 +75,7 @@ def figures(report: Report) -> dict[str, list[float]]:
     """By name, a figure's value in each run."""
     found = {name: [value] for name, value in _figures(report)}
     runs = [dict(_figures(run)) for run in _runs(report)]
-    for name in {name for run in runs for name in run}:
+    for name in dict.fromkeys(name for run in runs for name in run):
         found[name] = [run[name] for run in runs if name in run]
     return found
 
@@ -94,11 +100,13 @@ def values(report: Report, name: str) -> tuple[list[Floats], float | None] | Non
     details = run.get("details") or run
     if len(runs) > 1 or not details.get("ttfts"):
         return None
-    if match := LATENCY.fullmatch(name):
-        statistic, metric = match.groups()
-        percent = {"mean": None, "median": 50.0}.get(statistic, statistic[1:])
-        return blocks(_latencies(details, metric)), None if percent is None else float(percent)
-    if (match := RATE.fullmatch(name)) and details.get("start_times"):
+    known = {"ttft"} | ({"itl"} if "itls" in details else set())
+    if "itls" in details or "e2e_latencies" in details:
+        known |= {"tpot", "e2e_latency"}
+    if (match := LATENCY.fullmatch(name)) and match[2] in known:
+        percent = None if match[1] == "mean" else 50.0 if match[1] == "median" else float(match[1][1:])
+        return blocks(_latencies(details, match[2])), percent
+    if (match := RATE.fullmatch(name)) and "start_times" in details and "e2e_latency" in known:
         return _rates(details, match[1]), None
     return None
 
@@ -108,9 +116,9 @@ def settings(report: Report) -> dict[str, Any]:
     found = {
         key: report[key] for key in ("device", "model", "seed", *WORKLOAD) if report.get(key) is not None
     }
-    for part in ("machine", "versions", "options"):
+    for part in ("machine", "versions", "options", "server"):
         inside = report.get(part) or {}
-        found |= {f"{part}.{key}": value for key, value in inside.items() if key not in PLACES}
+        found |= {f"{part}.{key}": value for key, value in inside.items() if key not in NO_SETTINGS}
     return found
 
 
@@ -146,9 +154,9 @@ def _runs(report: Report) -> list[Report]:
 
 def _figures(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in node.items():
-        if key in KEYS or key in ("details", "runs", *CELL):
+        if key in KEYS or key in ("details", "runs", "server", "samples", *CELL):
             continue
-        if key == "results":
+        if key in ("results", "points"):
             for entry in value:
                 label = " ".join(f"{name}={entry[name]}" for name in CELL if name in entry)
                 yield from _figures(entry, f"{label} ")
@@ -165,15 +173,15 @@ def _is_figure(name: str, value: Any) -> bool:
 
 
 def _latencies(details: Mapping[str, Any], metric: str) -> list[Floats]:
-    """Seconds, of the requests that have some, in the order in which they were sent."""
+    """Seconds, of the requests that have some, in the order of the dataset."""
     found = []
     for index in _completed(details):
-        ttft, itls = details["ttfts"][index], np.array(details["itls"][index])
+        ttft = details["ttfts"][index]
         later = details["output_lens"][index] - 1
         if metric == "ttft":
             found.append(np.array([ttft]))
         elif metric == "itl":
-            found.append(itls)
+            found.append(np.array(details["itls"][index]))
         elif metric == "e2e_latency":
             found.append(np.array([_e2e(details, index)]))
         elif later > 0:

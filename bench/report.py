@@ -93,9 +93,12 @@ def envelope(
     }
 
 
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Raises InternalError where `path` cannot be written any more, and says where the report is instead."""
-    text = json.dumps(report, indent=2) + "\n"
+def write_json(path: Path, report: dict[str, Any], *, lines: bool = False) -> None:
+    """Raises InternalError where `path` cannot be written any more, and says where the report is instead.
+
+    `lines`: all on one line, as readers of JSON lines want it.
+    """
+    text = json.dumps(report, indent=None if lines else 2) + "\n"
     try:
         path.write_text(text)
     except OSError as error:

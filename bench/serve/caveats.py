@@ -8,28 +8,31 @@ from typing import Any
 MANY_CORES = 0.9  # of one core: the client's loop runs on one
 MANY_MS = 10.0  # of lag
 DIFFERENT = 0.05  # share by which two counts of the same tokens may differ
-CHANCE_TOKENS = 4  # a request's cached tokens that a BOS, a template's head and chance explain
+CHANCE_TOKENS = 4  # a request's cached tokens that a BOS and chance explain
+CHAT_TOKENS = 64  # the same, with the head of a chat template
 FEW_REQUESTS = 30
 
 
 def caveats(
     summary: Mapping[str, Any],
     *,
-    expect_shared: bool,
+    explained_tokens: int = 0,
+    chat: bool = False,
     ignore_eos: bool = True,
     client_cores: float = 0.0,
     loop_lag_ms: float = 0.0,
 ) -> list[str]:
     """Warnings, a line each, from what metrics.summarize() gave.
 
-    `expect_shared`: prompts of the dataset begin alike, so that hits are no sign of an earlier run. `client_cores`:
+    `explained_tokens`: prompt tokens that a cache
+    which was empty at the start can have had. `chat`: the server wraps prompts in a template. `client_cores`:
     the CPU seconds that the client used a second. `loop_lag_ms`: how late its event loop ran, the 99th percentile.
     """
     return [
         *_of_requests(summary),
         *_of_lengths(summary, ignore_eos),
         *_of_tokens(summary),
-        *_of_cache(summary, expect_shared),
+        *_of_cache(summary, explained_tokens, CHAT_TOKENS if chat else CHANCE_TOKENS),
         *_of_client(summary, client_cores, loop_lag_ms),
     ]
 
@@ -82,13 +85,13 @@ def _of_tokens(summary: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _of_cache(summary: Mapping[str, Any], expect_shared: bool) -> list[str]:
+def _of_cache(summary: Mapping[str, Any], explained: int, chance: int) -> list[str]:
     cached = summary["cached_tokens"] or 0
-    if expect_shared or cached <= CHANCE_TOKENS * summary["completed"]:
+    if cached <= explained + chance * summary["completed"]:
         return []
     return [
-        f"prompt tokens from the cache: {cached} ({summary['cache_hit_rate']:.1%}) though no prompts begin alike: "
-        "it was warm; use --flush-cache or another --seed"
+        f"prompt tokens from the cache: {cached} ({summary['cache_hit_rate']:.1%}) though the load itself explains "
+        f"{explained}: it was warm; use --flush-cache or another --seed"
     ]
 
 

@@ -260,7 +260,7 @@ def plain(count: int = 40, **changes: Any) -> list[Record]:
 
 
 def found(records: list[Record], **facts: Any) -> str:
-    return "\n".join(caveats(summarize(records, 1.0), **{"expect_shared": False} | facts))
+    return "\n".join(caveats(summarize(records, 1.0), **facts))
 
 
 def test_nothing_is_said_of_a_run_without_fault() -> None:
@@ -281,11 +281,13 @@ def test_early_stops_are_said() -> None:
     assert "although" not in found(records, ignore_eos=False)
 
 
-def test_a_warm_cache_is_said_unless_prompts_begin_alike() -> None:
+def test_a_warm_cache_is_said_unless_the_load_explains_the_hits() -> None:
     """Case 113."""
     warm = plain(cached_tokens=9, prompt_tokens=10)
-    assert "prompt tokens from the cache: 360 (90.0%) though no prompts begin alike" in found(warm)
-    assert found(warm, expect_shared=True) == ""
+    assert "prompt tokens from the cache: 360 (90.0%) though the load itself explains 0" in found(warm)
+    assert found(warm, explained_tokens=200) == ""
+    assert found(warm, explained_tokens=199) != ""
+    assert found(warm, chat=True) == ""
 
 
 @pytest.mark.parametrize(

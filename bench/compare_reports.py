@@ -38,7 +38,7 @@ HEADLINES = {
     "overlap": ("synchronous.step_ms", "overlapped.step_ms", "overlapped.gap_ms"),
     "shared-prefix": ("duration.cached", "duration.uncached"),
 }
-CELL = (  # what tells the entries of `results` from each other
+CELL = (  # what tells the entries of `results` and `points` from each other
     *("op", "tokens", "page_size", "nodes", "workload", "policy", "eviction", "memory_share", "batch", "lag"),
     *("steps", "streaming", "batch_size", "input_len", "output_len", "request_rate", "max_concurrency"),
 )
@@ -95,9 +95,13 @@ def values(report: Report, name: str) -> tuple[list[Floats], float | None] | Non
 
     Percentile None: their mean. None where the report does not tell, or has several runs.
     """
-    runs = _runs(report)
-    run = report | (runs[0] if runs else {})
-    details = run.get("details") or run
+    label, _, name = name.rpartition(" ")
+    runs = (
+        [point for point in report["points"] if _label(point) == label]
+        if label
+        else _runs(report) or [report]
+    )
+    details = runs[0].get("details") or report
     if len(runs) > 1 or not details.get("ttfts"):
         return None
     known = {"ttft"} | ({"itl"} if "itls" in details else set())
@@ -124,9 +128,7 @@ def settings(report: Report) -> dict[str, Any]:
 
 def hit_rate(report: Report) -> float | None:
     """The share of the prompts' tokens that came from the cache; the mean of the runs."""
-    rates = [
-        run["cache_hit_rate"] for run in _runs(report) or [report] if run.get("cache_hit_rate") is not None
-    ]
+    rates = [run["cache_hit_rate"] for run in _parts(report) if run.get("cache_hit_rate") is not None]
     if rates:
         return float(np.mean(rates))
     if report.get("cached_tokens") is None or not report.get("total_input_tokens"):
@@ -135,7 +137,7 @@ def hit_rate(report: Report) -> float | None:
 
 
 def failed(report: Report) -> int:
-    return sum(run.get("failed") or 0 for run in _runs(report) or [report])
+    return sum(run.get("failed") or 0 for run in _parts(report))
 
 
 def _parsed(path: Path, text: str) -> Any:
@@ -149,17 +151,27 @@ def _parsed(path: Path, text: str) -> Any:
 
 
 def _runs(report: Report) -> list[Report]:
-    return list(report.get("runs") or ())
+    runs = report.get("runs")
+    return runs if isinstance(runs, list) else []
+
+
+def _parts(report: Report) -> list[Report]:
+    """The runs that its counts are in."""
+    return _runs(report) or report.get("points") or [report]
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """What tells an entry of `results` or `points` from the others."""
+    return " ".join(f"{name}={entry[name]}" for name in CELL if name in entry)
 
 
 def _figures(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in node.items():
         if key in KEYS or key in ("details", "runs", "server", "samples", *CELL):
             continue
-        if key in ("results", "points"):
+        if key in ("results", "points") and isinstance(value, list):
             for entry in value:
-                label = " ".join(f"{name}={entry[name]}" for name in CELL if name in entry)
-                yield from _figures(entry, f"{label} ")
+                yield from _figures(entry, f"{_label(entry)} ")
         elif isinstance(value, dict):
             yield from _figures(value, f"{prefix}{key}.")
         elif _is_figure(f"{prefix}{key}", value):
@@ -205,7 +217,8 @@ def _rates(details: Mapping[str, Any], kind: str) -> list[Floats]:
 
 
 def _completed(details: Mapping[str, Any]) -> list[int]:
-    return [index for index, error in enumerate(details["errors"]) if not error]
+    errors = details.get("errors") or [""] * len(details["ttfts"])
+    return [index for index, error in enumerate(errors) if not error]
 
 
 def _e2e(details: Mapping[str, Any], index: int) -> float:

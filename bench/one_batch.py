@@ -185,19 +185,20 @@ def medians(runs: Sequence[Sequence[Result]]) -> list[Result]:
 
 def print_report(report: dict[str, Any]) -> None:
     print(f"{report['device']}\n{len(report['runs'])} run(s); milliseconds, tokens/s")
-    print("batch  in   out | prefill  tokens/s | decode     p99  tokens/s |   total  tokens/s")
+    print("batch    in   out | prefill  tokens/s |  decode      p99  tokens/s |   total  tokens/s")
     for result in report["results"]:
-        decode, p99, rate = (
-            "-" if value is None else f"{value:.{digits}f}"
-            for value, digits in (
-                (result["median_decode_latency"] and 1000 * result["median_decode_latency"], 2),
-                (result["p99_decode_latency"] and 1000 * result["p99_decode_latency"], 2),
-                (result["median_decode_throughput"], 0),
-            )
+        sizes = " ".join(f"{result[name]:5}" for name in CELL)
+        prefill, decode, p99, total = (
+            _cell(result[f"{name}_latency"], 1000, 2)
+            for name in ("prefill", "median_decode", "p99_decode", "total")
         )
+        rates = (result[f"{name}_throughput"] for name in ("prefill", "median_decode", "overall"))
+        first, then, whole = (_cell(rate, 1, 0) for rate in rates)
         print(
-            f"{result['batch_size']:5} {result['input_len']:4} {result['output_len']:4} |"
-            f"{1000 * result['prefill_latency']:8.2f} {result['prefill_throughput']:9.0f} |"
-            f"{decode:>7} {p99:>7} {rate:>9} |"
-            f"{1000 * result['total_latency']:8.1f} {result['overall_throughput']:9.0f}"
+            f"{sizes} |{prefill:>8} {first:>9} |{decode:>8} {p99:>8} {then:>9} |{total:>8} {whole:>9}",
+            flush=True,
         )
+
+
+def _cell(value: float | None, scale: int, digits: int) -> str:
+    return "-" if value is None else f"{scale * value:.{digits}f}"

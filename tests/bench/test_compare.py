@@ -177,6 +177,26 @@ def test_one_run_with_its_requests_is_marked_and_failed_ones_are_left_out():
     assert comparison.verdict == "no difference"
 
 
+def test_the_points_of_two_sweeps_are_compared_one_by_one():
+    random = np.random.default_rng(4)
+
+    def sweep(*factors):
+        runs = [single(random, factor) for factor in factors]
+        return ENVELOPE | {
+            "points": [
+                run["runs"][0] | {"request_rate": rate, "failed": 1} for rate, run in enumerate(runs, 1)
+            ]
+        }
+
+    comparison = compare([sweep(1.0, 1.0)], [sweep(1.0, 1.5)], random)
+    assert {figure.name.partition(" ")[0] for figure in comparison.differences} == {"request_rate=2"}
+    by_name = {figure.name: figure for figure in comparison.figures}
+    assert (
+        by_name["request_rate=2 median_ttft_ms"].is_worse and by_name["request_rate=1 median_ttft_ms"].one_run
+    )
+    assert "2 requests failed in A: its figures are of the others alone" in comparison.warnings
+
+
 def test_what_depends_on_the_seed_alone_is_compared_exactly():
     def report(rate):
         result = {"workload": "w", "policy": "lpm", "eviction": "lru", "memory_share": 0.5, "hit_rate": rate}

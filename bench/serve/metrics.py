@@ -100,7 +100,7 @@ def summarize(records: Sequence[Record], duration: float, goodput: Goodput | Non
 
 
 def details(records: Sequence[Record]) -> dict[str, list[Any]]:
-    """SGLang's --output-details: lists with an entry for each request, in seconds; 0 is a TTFT that there is none of.
+    """Lists with an entry a request, in seconds, by SGLang's and vLLM's names; 0 is a TTFT that there is none of.
 
     `errors` is empty for a completed request alone.
     """
@@ -108,7 +108,9 @@ def details(records: Sequence[Record]) -> dict[str, list[Any]]:
     return {
         "input_lens": [_prompt_tokens(record) for record in records],
         "output_lens": [record.output_tokens for record in records],
+        "start_times": [record.sent for record in records],
         "ttfts": [t.ttft or 0.0 for t in all_times],
+        "e2e_latencies": [t.e2e for t in all_times],
         "itls": [t.itls.tolist() for t in all_times],
         "generated_texts": [record.text for record in records],
         "errors": ["cut: the run's time was up" if record.cut else record.error for record in records],

@@ -218,7 +218,9 @@ def test_details_have_an_entry_for_each_request() -> None:
     assert details(records) == {
         "input_lens": [11, 10, 10],
         "output_lens": [4, 0, 1],
+        "start_times": [0.0, 0.0, 0.0],
         "ttfts": [1.0, 0.0, 3.0],
+        "e2e_latencies": [2.0, 0.0, 3.0],
         "itls": [[0.5, 0.5], [], []],
         "generated_texts": ["a", "", ""],
         "errors": ["", "lost", "cut: the run's time was up"],

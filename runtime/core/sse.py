@@ -46,7 +46,7 @@ class EventParser:
         if lines and not lines[-1].endswith((b"\n", b"\r")):
             self._line += lines.pop()
             self._check(len(self._line))
-        payloads = []
+        payloads: list[bytes] = []
         for line in lines:
             self._take(line.rstrip(b"\r\n"), payloads)
         return payloads

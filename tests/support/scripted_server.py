@@ -30,10 +30,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -168,7 +169,8 @@ class Answer:
 
 def tokens(first: int, end: int) -> bytes:
     """Those of an answer, as ids and as text."""
-    return bytes(LETTERS[i % len(LETTERS)] for i in range(first, end))
+    start, count = first % len(LETTERS), end - first
+    return (LETTERS * (count // len(LETTERS) + 2))[start : start + count]
 
 
 def asked_tokens(body: dict[str, Any]) -> int:
@@ -367,12 +369,24 @@ def error_body(message: str) -> dict[str, Any]:
 
 
 async def serve(script: Any, model: str) -> None:
-    server = Server(script, model)
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0, backlog=4096)
-    async with listener:
-        print(f"listening on http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", flush=True)
-        await listener.serve_forever()
+    server, loop = Server(script, model), asyncio.get_running_loop()
+    opening = set[asyncio.Task[Any]]()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listener.setblocking(False)
+
+    def accept() -> None:
+        """All who wait. A server of uvloop's own takes one in a turn of the loop, which under load is too few."""
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                task = loop.create_task(loop.connect_accepted_socket(lambda: Connection(server), connection))
+                opening.add(task)
+                task.add_done_callback(opening.discard)
+
+    loop.add_reader(listener, accept)
+    print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    await loop.create_future()  # until it is killed
 
 
 def main() -> None:

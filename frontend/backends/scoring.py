@@ -7,10 +7,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from gapless.frontend.backends.base import BackendError, Selected
+from gapless.frontend.backends.base import Selected
 from gapless.frontend.backends.select import (
     Tail,
     check_choices,
+    nothing_before,
     selected,
     shared_tokens,
     unconditional_likelihood_normalized,
@@ -22,6 +23,7 @@ Tokenize = Callable[[Sequence[str]], Awaitable[list[list[int]] | None]]  # None:
 Row = list[Any]  # (log probability, id, text) of each token of a prompt from some place on
 
 _BACK = 3  # tokens of the prompt that are scored, where nothing says which one a choice begins with
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _NO_OUTPUT: Fields = {"sampling_params": {"max_new_tokens": 0}}
 
 
@@ -53,7 +55,7 @@ async def _rows(ask: Call, ids: list[list[int]]) -> tuple[list[Any], list[Row]]:
     """(answers, the entries of each choice's tail) for prompts with choices."""
     start = shared_tokens(ids)
     if not start:
-        raise _nothing_before()
+        raise nothing_before()
     await ask({"input_ids": ids[0][:start]})
     # From one token earlier: where log probabilities start, SGLang's server has none.
     answers = await ask({"input_ids": ids, **_logprobs_from(start - 1)})
@@ -66,7 +68,7 @@ async def _rows_of_texts(ask: Call, text: str, texts: Sequence[str]) -> tuple[li
     """The same where only the server knows the tokens: it is asked for those at the prompt's end, and for more where
     the choices do not share the first of them."""
     if not text:
-        raise _nothing_before()
+        raise nothing_before()
     prompt_tokens = (await ask({"text": text}))["meta_info"]["prompt_tokens"]
     back = _BACK
     while True:
@@ -76,7 +78,7 @@ async def _rows_of_texts(ask: Call, text: str, texts: Sequence[str]) -> tuple[li
         if start := shared_tokens([[entry[1] for entry in row] for row in rows]):
             return answers, [row[start:] for row in rows]
         if not first:
-            raise _nothing_before()
+            raise nothing_before()
         back *= 4
 
 
@@ -103,10 +105,3 @@ def _entries(answer: Any) -> Row:
 def _logprob(entry: Any) -> float:
     """JSON has no infinity: what cannot be has null."""
     return -math.inf if entry[0] is None else float(entry[0])
-
-
-def _nothing_before() -> BackendError:
-    return BackendError("select needs text before the choices: there is nothing to judge them by")
-
-
-_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")

@@ -101,6 +101,10 @@ def check_choices(choices: Sequence[str], method: str) -> None:
         raise BackendError("select needs choices")
 
 
+def nothing_before() -> BackendError:
+    return BackendError("select needs text before the choices: there is nothing to judge them by")
+
+
 def selected(choices: Sequence[str], tails: Sequence[Tail], method: str, meta: Mapping[str, Any]) -> Selected:
     """The best by `method`, the first of equals; `tails` are the choices'."""
     scores = METHODS[method](tails)

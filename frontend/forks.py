@@ -44,6 +44,8 @@ class Forks:
             items = [what] * len(self)
         else:
             items = list(what)
+        if len(items) != len(self):
+            raise ValueError(f"{len(items)} items for {len(self)} forks")
         for state, item in zip(self._states, items, strict=True):
             state += item
         return self

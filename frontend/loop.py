@@ -36,7 +36,9 @@ class Loop:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts it; cancelling the future cancels it. It sees the caller's context variables."""
-        return asyncio.run_coroutine_threadsafe(self._kept(coroutine), self.asyncio)
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._start(coroutine, future)
+        return future
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Its result, waited for without holding up the loop; an interrupt of the wait cancels it.
@@ -53,8 +55,9 @@ class Loop:
                 "await s.ready() or await forks.ready() waits for all that was appended, and other programs "
                 "run by await program.run_async(...)"
             )
-        future = self.submit(coroutine)
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:
+            self._start(coroutine, future)
             return future.result()
         finally:
             future.cancel()  # where the wait was interrupted; else it has ended
@@ -69,14 +72,31 @@ class Loop:
         self.asyncio.call_soon_threadsafe(self.asyncio.stop)
         self._thread.join(_STOP_SECONDS)
 
-    async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            return await coroutine
-        finally:
+    def _start(self, coroutine: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
+        """`asyncio.run_coroutine_threadsafe` for a future of the caller's, who may be interrupted even here."""
+
+        def begin() -> None:
+            task = self.asyncio.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(finish)
+            future.add_done_callback(
+                lambda ended: self.asyncio.call_soon_threadsafe(task.cancel) if ended.cancelled() else None
+            )
+
+        def finish(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
+            if task.cancelled():
+                future.cancel()
+                return
+            error = task.exception()
+            if not future.set_running_or_notify_cancel():
+                return
+            if error is None:
+                future.set_result(task.result())
+            else:
+                future.set_exception(error)
+
+        self.asyncio.call_soon_threadsafe(begin)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.asyncio)

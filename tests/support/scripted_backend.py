@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class ScriptedBackend:
     ) -> None:
         self.calls: list[Call] = []
         self.in_flight = self.most_in_flight = 0
+        self.called, self.released = threading.Event(), threading.Event()
         self._answer, self._together = answer, together
         self._go_on = asyncio.Event()
         self._held = held
@@ -62,6 +64,7 @@ class ScriptedBackend:
     async def stream(self, prompt: Prompt, params: Mapping[str, Any], hint: Hint) -> AsyncIterator[Generated]:
         await self._record(Call("stream", prompt.text, hint.group, params, prompt.messages))
         for place, piece in enumerate(self._answer(prompt.text, 0)):
+            await asyncio.sleep(0)  # each piece comes by itself
             yield Generated(piece, {"pieces": place + 1})
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: str, hint: Hint) -> Selected:
@@ -75,6 +78,7 @@ class ScriptedBackend:
 
     async def release(self, group: str) -> None:
         self.calls.append(Call("release", "", group))
+        self.released.set()
 
     async def role_text(self, before: Sequence[Message], role: str) -> tuple[str, str]:
         return f"[{role}]", "[end]"
@@ -85,6 +89,9 @@ class ScriptedBackend:
     async def _record(self, call: Call) -> None:
         self._loop = asyncio.get_running_loop()
         self.calls.append(call)
+        if call.kind == "commit":
+            return
+        self.called.set()
         self.in_flight += 1
         self.most_in_flight = max(self.in_flight, self.most_in_flight)
         if self.in_flight >= self._together and not self._held:

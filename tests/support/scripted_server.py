@@ -93,19 +93,19 @@ class Answer:
         self._prompt_tokens: int = script.get("prompt_tokens", prompt_tokens(body))
         self.tokens = 0  # so far
 
-    def chunk(self, what: int | str, last: bool) -> list[dict[str, Any]]:
-        """The events of a chunk of a stream; its last one says why it ends."""
+    def chunk(self, what: int | str, last: bool) -> dict[str, Any]:
+        """The event of a chunk of a stream; the last one says why it ends."""
         new = 0 if what in EMPTY else int(what)
         before, self.tokens = self.tokens, self.tokens + new
         finish = self._finish if last else None
         if self._path == "/generate":
-            return [self._generate(finish)]
+            return self._generate(finish)
         event = self._event(self._choice(before, what == "role", finish))
         if self._each_usage:
             event["usage"] = self._counts()
         elif self._final_usage:
             event["usage"] = None
-        return [event]
+        return event
 
     def last_events(self) -> list[dict[str, Any]]:
         if self._path == "/generate" or not self._final_usage:
@@ -132,11 +132,7 @@ class Answer:
 
     def _generate(self, finish: str | None) -> dict[str, Any]:
         ids = tokens(0, self.tokens)
-        reason = (
-            None
-            if finish is None
-            else {"type": finish} | ({"length": self.tokens} if finish == "length" else {})
-        )
+        reason = None if finish is None else {"type": finish}
         meta: dict[str, Any] = {"id": self._id, "finish_reason": reason}
         if self._usage:
             meta |= {"prompt_tokens": self._prompt_tokens, "completion_tokens": self.tokens,
@@ -207,13 +203,7 @@ class Server:
             "model_path": self.model, "served_model_name": self.model, "version": "scripted", "vocab_size": 256,
             "is_generation": True, "max_total_tokens": MAX_TOKENS, "max_model_len": MAX_TOKENS, "dp_size": 1,
         }  # fmt: skip
-        card = {
-            "id": self.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "tests",
-            "max_model_len": MAX_TOKENS,
-        }
+        card = {"id": self.model, "object": "model", "created": 0, "max_model_len": MAX_TOKENS}
         return {
             "/health": {},
             "/v1/models": {"object": "list", "data": [card]},
@@ -312,12 +302,12 @@ class Connection(asyncio.Protocol):
         what = answer.chunks[self._sent][1]
         self._sent += 1
         last = self._sent == len(answer.chunks) and not answer.ends_later and not answer.script.get("hang")
-        self._write(what, events(answer.chunk(what, last)))
+        self._write(what, events([answer.chunk(what, last)]))
         self._next()
 
     def _end(self) -> None:
         answer = self._answer
-        finish = answer.chunk("empty", last=True) if answer.ends_later else []
+        finish = [answer.chunk("empty", last=True)] if answer.ends_later else []
         self._write("end", events([*finish, *answer.last_events()]) + b"data: [DONE]\n\n", last=True)
 
     def _write(self, what: int | str, data: bytes, last: bool = False) -> None:

@@ -13,6 +13,10 @@ from gapless.frontend.backends.base import BackendError, Generated, Hint, Messag
 from gapless.frontend.backends.engine import EngineBackend
 from gapless.runtime.model.toy import ToyKnobs, toy_output
 from gapless.runtime.tokenizer.byte_tokenizer import ByteTokenizer
+from gapless.runtime.tokenizer.chat_template import ChatTemplate
+from gapless.runtime.tokenizer.chat_template_builtin import BUILTIN
+from gapless.runtime.tokenizer.chat_template_render import Rendering
+from gapless.runtime.tokenizer.load import load_tokenizer
 
 T = TypeVar("T")
 TOKENIZER = ByteTokenizer()
@@ -150,20 +154,45 @@ def test_a_model_without_a_template_says_how_to_give_one() -> None:
         EngineBackend(engine, chat_template="alpaca")
 
 
-@pytest.mark.parametrize("name", ["demo", "toy"])
-def test_the_begin_of_text_token_is_there_once(name: str, engine: Engine) -> None:
-    """Gemma's tokenizer adds one to any text, the byte tokenizer none; either way, the tokens are a chat's."""
+class TokenizerAlone:
+    """What of an engine is asked about roles."""
 
-    async def check(engine: Engine) -> None:
-        backend = EngineBackend(engine)
-        before, after = await backend.role_text([], "user")
-        begin, _ = await backend.role_text([Message("user", "Hi")], "assistant")
-        chat = await engine.async_apply_chat_template([{"role": "user", "content": "Hi"}])
-        want = await engine.async_tokenize(chat, add_special_tokens=False)
-        assert await engine.async_tokenize(before + "Hi" + after + begin) == want
+    def __init__(self, model: str, template: str) -> None:
+        self.tokenizer = load_tokenizer(model)
+        special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+        self._template = Rendering(ChatTemplate(BUILTIN[template], special))
 
-    if name == "toy":
-        run(lambda: check(engine))
-    else:
-        with Engine(name, chat_template="gemma") as other:
-            run(lambda: check(other))
+    async def async_tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    async def async_apply_chat_template(self, messages: Any, add_generation_prompt: bool = True) -> str:
+        variables = {"messages": messages, "tools": None, "add_generation_prompt": add_generation_prompt}
+        return self._template.render(variables)
+
+
+@pytest.mark.parametrize(("model", "template"), [("demo", "gemma"), ("demo", "chatml"), ("toy", "gemma")])
+def test_the_begin_of_text_token_is_there_once(model: str, template: str) -> None:
+    """The demo's tokenizer adds one to any text, the toy's none, and templates write one or not: with the tokenizer's
+    own, a program's text has the tokens of the chat."""
+    engine = TokenizerAlone(model, template)
+    backend = EngineBackend(engine)  # type: ignore[arg-type]
+    said = [
+        Message("system", "Be brief."),
+        Message("user", "Why?"),
+        Message("assistant", "So."),
+        Message("user", "?"),
+    ]
+
+    async def check() -> None:
+        text = ""
+        for i, message in enumerate([*said, Message("assistant", "")]):
+            before, after = await backend.role_text(said[:i], message.role)
+            text += before + (message.content + after if message.content else "")
+        chat = await engine.async_apply_chat_template([{"role": m.role, "content": m.content} for m in said])
+        of_chat = engine.tokenizer.encode(chat, add_special_tokens=False)
+        tokens = engine.tokenizer.encode(text)
+        bos = engine.tokenizer.bos_token_id
+        assert tokens == ([bos, *of_chat] if template == "chatml" else of_chat)
+        assert bos is None or tokens.count(bos) == 1
+
+    run(check)

@@ -126,6 +126,9 @@ class Branch:
         variable.finish(value, meta)
         self.run.changed.notify()
 
+    async def opened(self) -> None:
+        await self.run.until(lambda: self._opened)
+
     async def find(self, name: str) -> Variable:
         """The variable, as soon as a step that sets it has been appended; the program itself does not wait for that.
 
@@ -142,6 +145,9 @@ class Branch:
     # ------------------------------------------------------------ its steps
 
     def open(self, parent: Branch | None = None) -> None:
+        """Its steps begin, unless the run has ended before."""
+        if self.run.ended:
+            return
         if parent is not None:
             self.parts.extend(parent.parts)
             self.messages = parent.messages

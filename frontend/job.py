@@ -30,6 +30,7 @@ class Job:
         await self.branch.run.execute(self._value, code)
 
     async def _value(self) -> Any:
-        if inspect.iscoroutinefunction(self._function):
-            return await self._call()
-        return await in_fiber(self._call)
+        is_async = inspect.iscoroutinefunction(self._function)
+        value = await (self._call() if is_async else in_fiber(self._call))
+        await self.branch.opened()  # a function that reads nothing returns before its first step
+        return value

@@ -71,6 +71,24 @@ def test_a_short_prefix_is_not_committed() -> None:
     assert backend.texts("commit") == []
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_programs_may_end_before_the_shared_prefix_is_computed(fails: bool) -> None:
+    @gapless.function
+    def program(s: ProgramState, i: int) -> None:
+        s += LONG + str(i) + gen("x")
+        if fails and i == 1:
+            raise RuntimeError("no more")
+
+    backend = ScriptedBackend()
+    states = program.run_batch([{"i": i} for i in range(3)], backend=backend)
+    answered = [states[i] for i in range(3) if not (fails and i == 1)]
+    assert [state["x"] for state in answered] == [f"<{len(LONG) + 1}>"] * len(answered)
+    assert backend.kinds().count("generate") == len(answered)
+    if fails:
+        with pytest.raises(ProgramError, match="no more"):
+            states[1]["x"]
+
+
 def test_functions_run_once_each() -> None:
     runs = []
 

@@ -75,7 +75,7 @@ def test_completions_and_chats(url: str) -> None:
 def test_streams(url: str, prompt: Prompt) -> None:
     pieces = run(url, lambda backend: streamed(backend, prompt, PARAMS))
     assert "".join(piece.text for piece in pieces) == expected(prompt.text)
-    assert len(pieces) > 2
+    assert len(pieces) >= 2
     meta = pieces[-1].meta
     assert meta["finish_reason"] == {"type": "length"}
     assert meta["completion_tokens"] == 12

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import resource
 import statistics
 from typing import Any
 
@@ -34,6 +35,7 @@ Report = dict[str, Any]
 def run(parsed: argparse.Namespace) -> int:
     """0; 1 where no request of any run completed."""
     options.check(parsed)
+    _allow_open_files()
     try:
         client = HttpClient(options.base_url(parsed), headers=options.headers(parsed))
     except ValueError as error:
@@ -107,6 +109,12 @@ def medians(runs: list[Report]) -> Report:
         for name, value in runs[0].items()
         if all(isinstance(figures[name], int | float) for figures in runs) and name != "seed"
     } | {"warnings": list(warnings)}
+
+
+def _allow_open_files() -> None:
+    """As many as the system permits: each request on its way has a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _runs_of(report: Report) -> list[Report]:

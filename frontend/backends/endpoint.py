@@ -40,6 +40,10 @@ class RuntimeEndpoint(NativeBackend):
             self._format = format_of_model((await self._http.call("GET", "/get_model_info"))["model_path"])
         return await super().role_text(before, role)
 
+    async def release(self, group: str) -> None:
+        with suppress(_MissingError):
+            await self._optional("/release_group", {"group_id": group})
+
     async def close(self) -> None:
         await self._http.close()
 
@@ -71,10 +75,6 @@ class RuntimeEndpoint(NativeBackend):
         body = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         text: str = (await self._optional("/apply_chat_template", body))["text"]
         return text
-
-    async def _release(self, group: str) -> None:
-        with suppress(_MissingError):
-            await self._optional("/release_group", {"group_id": group})
 
     async def _optional(self, path: str, body: Fields) -> Any:
         """The answer of a route that not every server has; raises _MissingError."""

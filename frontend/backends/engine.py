@@ -23,6 +23,9 @@ class EngineBackend(NativeBackend):
         super().__init__(chat_template)
         self._engine = engine
 
+    async def release(self, group: str) -> None:
+        await _asked(self._engine.async_release_group(group))
+
     async def close(self) -> None:
         pass
 
@@ -47,9 +50,6 @@ class EngineBackend(NativeBackend):
 
     async def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         return await _asked(self._engine.async_apply_chat_template(messages, add_generation_prompt))
-
-    async def _release(self, group: str) -> None:
-        await _asked(self._engine.async_release_group(group))
 
 
 def _arguments(fields: Fields) -> dict[str, Any]:

@@ -58,8 +58,9 @@ class NativeBackend(ABC):
             hold = {"hold_prefix": True} if hint.group else {}
             await self._call(_fields(prompt.text, {"max_new_tokens": 0}, hint) | hold)
 
+    @abstractmethod
     async def release(self, group: str) -> None:
-        await self._release(group)
+        """Lets go of what the group holds in the cache."""
 
     async def role_text(self, before: Sequence[Message], role: str) -> Turn:
         roles = [message.role for message in before]
@@ -98,10 +99,6 @@ class NativeBackend(ABC):
     @abstractmethod
     async def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """The prompt that the model's chat template makes."""
-
-    @abstractmethod
-    async def _release(self, group: str) -> None:
-        """Lets go of what the group holds in the cache."""
 
     async def _without_bos(self, text: str) -> str:
         """`text` without the begin-of-text token that it begins with, where the tokenizer puts one before any text.

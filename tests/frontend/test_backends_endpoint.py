@@ -59,7 +59,9 @@ def test_our_server(serve, options: tuple[str, ...]) -> None:
         assert "".join(piece.text for piece in pieces) == expected("hello", 40)
         meta = pieces[-1].meta
         assert meta["finish_reason"] == {"type": "length", "length": 40}
-        assert [entry[1] for entry in meta["output_token_logprobs"]] == toy_output(ToyKnobs(), list(b"hello"), 40)
+        assert [entry[1] for entry in meta["output_token_logprobs"]] == toy_output(
+            ToyKnobs(), list(b"hello"), 40
+        )
         await backend.release("some group")
         await backend.release("one that nobody knows")
         assert await backend.role_text([Message("user", "Hi")], "assistant") == (

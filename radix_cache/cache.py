@@ -101,11 +101,6 @@ class PrefixCache:
         """The tree's nodes, for checks."""
         return self._tree.nodes()
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Every page is free or cached, and no request holds any: what `check_idle` asserts, in counts alone."""
-        return self.available == self.total_pages
-
     def check_idle(self) -> None:
         """Raises AssertionError unless every page is free or cached, and no request holds any."""
         free, tree = self._allocator.free_pages, self._tree

@@ -8,6 +8,7 @@ import numpy as np
 
 from gapless.radix_cache.cache import PrefixCache
 from gapless.runtime.core.plan import I32, Copy, Slots
+from gapless.runtime.scheduler.groups import Groups
 from gapless.runtime.scheduler.request import Request
 from gapless.runtime.scheduler.rows import ENDING, KEPT, PREEMPTED, Rows
 from gapless.runtime.scheduler.swap import Swapped, SwapSpace
@@ -20,6 +21,7 @@ class Batch:
     def __init__(self, slots: int, context_length: int, cache: PrefixCache, swap: SwapSpace) -> None:
         self.rows = Rows(slots, context_length, cache.page_size)
         self.cache = cache
+        self.groups = Groups(cache)
         self.swap = swap
         # For the next plan. A page that a copy reads or writes may change hands before that is launched: whoever gets
         # it writes it in that plan or a later one, and a plan copies first, in order.
@@ -58,7 +60,7 @@ class Batch:
         match = cache.match(known[:-1] if whole else known[: request.shareable], request.space)
         locked = cache.lock(match, request.priority)
         wanted = -(-len(known) // size) - match.length
-        missing = wanted + reserve_pages - cache.available
+        missing = self.groups.missing(wanted + reserve_pages)
         if missing > 0:
             cache.unlock(locked)
             return missing
@@ -182,6 +184,7 @@ class Batch:
                 self.forget_swapped(request)
             self._requests[slot] = None
             self.scored.pop(slot, None)
+            self.groups.leave(request.group)
             rows.close(slot)
 
     def _leave(self, request: Request) -> None:
@@ -195,6 +198,7 @@ class Batch:
             self._copies.append(Copy("out", own, request.swapped.pages))
         else:
             self.publish(slot)
+            self._hold(request)
             self.cache.unlock(request.locked)
             request.locked = None
         pages = int(rows.page_end[slot]) // size
@@ -202,6 +206,15 @@ class Batch:
         request.has_pages, request.tree_pages, rows.page_end[slot] = False, 0, 0
         rows.flags[slot] &= ~KEPT & 255
         self.running = self.running[self.running != slot]
+
+    def _hold(self, request: Request) -> None:
+        """Keeps the whole pages of a prompt that is computed for its group, where asked to."""
+        size = self.cache.page_size
+        group, pages = request.group, len(request.prompt) // size
+        if group is None or not (request.submit.hold and 0 < pages <= request.tree_pages):
+            return
+        if request.space.weights == self.cache.version:
+            self.groups.hold(group, request.prompt[: pages * size], request.space)
 
     def retired(self, step: int) -> None:
         """The device has finished `step`: pages that only it or earlier ones could read are free."""

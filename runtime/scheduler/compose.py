@@ -130,6 +130,7 @@ class Composer:
         if self.cache.available > AMPLE * running.size:
             self.batch.grow(self._near_page_end(slots))
             return slots
+        self.batch.groups.missing(needy.size)
         served = needy[: self.cache.available]
         self.batch.grow(served)
         if served.size == needy.size:

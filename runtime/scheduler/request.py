@@ -11,6 +11,7 @@ from gapless.radix_cache.namespace import Namespace
 from gapless.radix_cache.tree import Node
 from gapless.runtime.core.messages import Submit, int32s
 from gapless.runtime.scheduler.grammar import Grammar
+from gapless.runtime.scheduler.groups import Group
 from gapless.runtime.scheduler.swap import Swapped
 
 
@@ -21,6 +22,7 @@ class Request:
     max_output: int  # max_new_tokens, or less where the context or the pool ends before
     grammar: Grammar | None = None
     leader: Request | None = None  # the first of n samples of the same prompt
+    group: Group | None = None
     stamp: int = -1  # the queue's own
     held_on: Request | None = None  # whose prompt it waits for, to share it
     slot: int = 0  # 0 while it waits for the first time; a preempted one keeps its slot

@@ -19,6 +19,7 @@ from gapless.runtime.core.messages import (
     Flush,
     Flushed,
     Opened,
+    ReleaseGroup,
     StepOutput,
     Stop,
     Submit,
@@ -103,14 +104,17 @@ class Scheduler:
     def audit(self) -> str:
         """What is wrong with the accounting of an idle scheduler, from its counts; empty where nothing is."""
         cache, swap, rows = self.batch.cache, self.batch.swap, self.batch.rows
-        if cache.is_at_rest and not (swap.used_pages or self._by_uid or rows.in_flight.any()):
+        used = cache.used_pages - self.batch.groups.pages
+        if not (used or swap.used_pages or self._by_uid or rows.in_flight.any()):
             return ""
         return (
-            f"{cache.used_pages} of {cache.total_pages} pages, {swap.used_pages} host pages, "
+            f"{used} of {cache.total_pages} pages, {swap.used_pages} host pages, "
             f"{len(self._by_uid)} requests and {int(rows.in_flight.sum())} launches are held at rest"
         )
 
     def handle(self, messages: Iterable[ToScheduler]) -> None:
+        """Call it at each turn of the loop, with or without messages."""
+        self.batch.groups.expire()
         for message in messages:
             match message:
                 case Submit():
@@ -121,6 +125,8 @@ class Scheduler:
                     self._stop(message)
                 case Flush():
                     self._flush(message)
+                case ReleaseGroup():
+                    self.batch.groups.release(message.group)
 
     def compose(self) -> Plan | None:
         """The next step, or None when there is nothing to launch."""
@@ -201,8 +207,12 @@ class Scheduler:
         return flushed
 
     def check_idle(self) -> None:
-        """Raises AssertionError unless all is given back; for when nothing is alive."""
+        """Raises AssertionError unless all is given back but what groups hold, which it takes back; for when nothing is
+        alive."""
         assert not self._by_uid and not self.admission.waiting and not self.admission.preemption.preempted
+        groups, used = self.batch.groups, self.batch.cache.used_pages
+        assert used == groups.pages, f"{used} pages are in use, {groups.pages} are held"
+        groups.clear()
         self.batch.check_idle()
 
     def _submit(self, message: Submit) -> None:
@@ -226,7 +236,8 @@ class Scheduler:
         self._arrivals += 1
         max_output = min(message.params.max_new_tokens, room)
         leader = self._by_uid.get(message.leader)
-        request = Request(message, self._arrivals, max_output, grammar=grammar, leader=leader)
+        group = self.batch.groups.join(message.group)
+        request = Request(message, self._arrivals, max_output, grammar, leader, group)
         self._by_uid[message.uid] = request
         self.admission.add(request)
 
@@ -252,14 +263,19 @@ class Scheduler:
         if done and message.model_path:
             self.reloads.append(message)
             return
-        pages = self.batch.cache.flush() if done else 0
+        pages = self._forget_prefixes() if done else 0
         self._flushed.append(Flushed(message.number, done, pages, running, waiting))
 
     def reloaded(self, error: BaseException | None) -> None:
         """The device has the weights that were asked for first; or, after an error, still the old ones."""
         message = self.reloads.pop(0)
-        pages = 0 if error else self.batch.cache.flush()
+        pages = 0 if error else self._forget_prefixes()
         self._flushed.append(Flushed(message.number, error is None, pages, 0, 0, str(error or "")))
+
+    def _forget_prefixes(self) -> int:
+        """At rest; how many pages that frees."""
+        self.batch.groups.clear()
+        return self.batch.cache.flush()
 
     def _close(self, request: Request, finish: Finish, message: str = "") -> None:
         """Ends a request without a new id."""
@@ -270,6 +286,7 @@ class Scheduler:
         else:
             self.admission.withdraw(request)
             del self._by_uid[uid]
+            self.batch.groups.leave(request.group)
 
     def _end(self, slot: int) -> None:
         """Marks the row: it is launched no more, and gives all back when nothing of it is in flight."""

@@ -170,7 +170,6 @@ class Books:
         assert len(owners) == len(set(owners)) and set(owners) <= set(range(1, POOL + 1))
         assert self.cache.available == POOL - len(protected) - len(owned)
         assert self.cache.used_pages == len(protected) + len(owned)
-        assert self.cache.is_at_rest == (not protected and not owned)
 
     def close(self):
         while self.running:

@@ -17,6 +17,7 @@ from scripts import random_config, random_script, run_script
 
 from gapless.runtime.scheduler import plan_builder, rows, scheduler
 from gapless.runtime.scheduler.batch import Batch
+from gapless.runtime.scheduler.groups import Groups
 from gapless.runtime.scheduler.rows import Rows
 from gapless.runtime.scheduler.scheduler import Scheduler
 
@@ -91,6 +92,9 @@ MUTANTS: dict[str, list[tuple[Any, str, dict[str, str]]]] = {
                 "self._update(slot, columns, kept[columns])": "pass",
             },
         ),
+    ],
+    "a request gives way to a prefix that is only held": [
+        (Groups, "missing", {"while self._holding and ": "while False and "}),
     ],
     "an ended row gives its pages back twice": [
         (

@@ -13,7 +13,9 @@ from toy_logprobs import check_logprobs
 
 from gapless.runtime.core.config import ServerConfig
 from gapless.runtime.core.logprobs import LogprobParams
-from gapless.runtime.core.messages import Finish
+from gapless.runtime.core.messages import Finish, ReleaseGroup
+from gapless.runtime.scheduler.groups import LEASE_S, SHARE
+from gapless.runtime.scheduler.request import Request
 
 TURNS = 45
 _STEMS = [[(7 * i + 3 * j) % 250 for i in range(40)] for j in range(3)]
@@ -38,6 +40,9 @@ class Step:
     flush: int | None = None  # when somebody asks for a flush
     logprobs: LogprobParams | None = None
     embed: bool = False
+    group: str = ""
+    hold: bool = False
+    release: int | None = None  # when somebody releases the group
 
 
 def random_config(rng: random.Random, **cell: Any) -> ServerConfig:
@@ -87,6 +92,9 @@ def _random_step(rng: random.Random) -> Step:
         flush=rng.choice([None, None, None, rng.randint(0, 40)]),
         logprobs=rng.choice([None, None, _random_logprobs(rng, len(stem + tail))]),
         embed=embed,
+        group=rng.choice(["", "", "a", "b"]),
+        hold=rng.random() < 0.5,
+        release=rng.choice([None, None, rng.randint(0, 40)]),
     )
 
 
@@ -98,6 +106,7 @@ def _random_logprobs(rng: random.Random, length: int) -> LogprobParams:
 def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runner:
     """Runs the script to its end; raises AssertionError if anything but the closed form comes of it."""
     runner = Runner(config, late=late)
+    _check_preemptions(runner)
     found: dict[int, int] = {}  # the turn in which a stop string was found
     stopped: set[int] = set()
     for now in range(TURNS):
@@ -110,18 +119,23 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
                     "cache_salt": step.cache_salt,
                     "logprobs": step.logprobs,
                     "embed": step.embed,
+                    "group": step.group,
+                    "hold": step.hold,
                 }
                 runner.submit(uid, step.prompt, step.max_new_tokens, step.stop_ids, **more)
             if step.abort == now and uid in runner.seen:
                 runner.abort(uid)
             if step.flush == now:
                 runner.flush()
+            if step.release == now:
+                runner.scheduler.handle([ReleaseGroup(step.group)])
             seen = runner.seen.get(uid)
             if seen and step.stop and len(seen.ids) >= step.stop:
                 found.setdefault(uid, now)
             if uid in found and uid not in stopped and now >= found[uid] + step.stop_delay:
                 runner.stop(uid, step.stop)
                 stopped.add(uid)
+        _pass_time(runner, now)
         runner.turn()
     # Who was stopped gets no terminal from the scheduler: the detokenizer, who found the stop, is its author.
     for uid in stopped:
@@ -131,6 +145,26 @@ def run_script(config: ServerConfig, script: list[Step], *, late: bool) -> Runne
     for uid, step in enumerate(script, 1):
         _check(runner, step, uid)
     return runner
+
+
+def _check_preemptions(runner: Runner) -> None:
+    """Nobody is preempted while pages are held."""
+    preemption = runner.scheduler.admission.preemption
+    preempt = preemption.preempt
+
+    def checked(request: Request) -> Request:
+        assert not runner.scheduler.batch.groups.pages, "a request is preempted and pages are held"
+        return preempt(request)
+
+    preemption.preempt = checked
+
+
+def _pass_time(runner: Runner, now: int) -> None:
+    """So that leases end within a script."""
+    groups, cache = runner.scheduler.batch.groups, runner.scheduler.batch.cache
+    groups.clock = lambda: now * LEASE_S / 8
+    runner.scheduler.handle([])
+    assert groups.pages <= min(cache.used_pages, cache.total_pages // SHARE)
 
 
 def _check(runner: Runner, step: Step, uid: int) -> None:

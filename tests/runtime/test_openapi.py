@@ -23,6 +23,8 @@ TAKEN = (
     "/tokenize",
     "/detokenize",
     "/abort_request",
+    "/release_group",
+    "/apply_chat_template",
     "/v1/completions",
     "/v1/chat/completions",
 )

@@ -65,11 +65,13 @@ def test_answers_fit_their_schemas(run: Any, in_process: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema")
 
     async def test() -> None:
-        async with in_process() as service:
+        async with in_process(chat_template="chatml") as service:
             content = await document(service)
             bodies: dict[str, dict[str, Any]] = {
                 "/generate": {"text": "a", "sampling_params": {"n": 2}},
                 "/abort_request": {"rid": "x"},
+                "/release_group": {"group_id": "g"},
+                "/apply_chat_template": {"messages": [{"role": "user", "content": "a"}]},
                 "/tokenize": {"text": ["a"]},
                 "/detokenize": {"tokens": [1, 2]},
             }

@@ -97,7 +97,7 @@ class Batch:
         prompt = shared.prompt()
         if shared.failure is None and len(prompt.text) >= _WORTH_CHARS:
             with suppress(BackendError):
-                await self._common.backend.commit(prompt, self._common.hint())
+                await self._common.commit(prompt)
 
 
 def common_prefix(programs: Sequence[Sequence[Leaf]]) -> list[Leaf]:

@@ -231,7 +231,7 @@ class Branch:
     async def _generate(self, gen: Gen, variable: Variable) -> None:
         params = {**self.run.defaults, **gen.params}
         if self.run.stream and params.get("n", 1) == 1:
-            async for piece in self.run.backend.stream(self.prompt(), params, self.run.hint()):
+            async for piece in self.run.backend.stream(self.prompt(), params, self.run.hint):
                 variable.meta = piece.meta or variable.meta
                 if piece.text:
                     variable.parts.append(piece.text)
@@ -239,7 +239,7 @@ class Branch:
                     self.run.changed.notify()
             variable.finish("".join(variable.parts), variable.meta)
             return
-        samples = await self.run.backend.generate(self.prompt(), params, self.run.hint())
+        samples = await self.run.backend.generate(self.prompt(), params, self.run.hint)
         self._say(samples[0].text)
         variable.parts.append(samples[0].text)
         if len(samples) == 1:
@@ -248,7 +248,7 @@ class Branch:
             variable.finish([sample.text for sample in samples], [sample.meta for sample in samples])
 
     async def _select(self, select: Select, variable: Variable) -> None:
-        chosen = await self.run.backend.select(self.prompt(), select.choices, select.method, self.run.hint())
+        chosen = await self.run.backend.select(self.prompt(), select.choices, select.method, self.run.hint)
         self._say(chosen.choice)
         variable.parts.append(chosen.choice)
         variable.finish(chosen.choice, {**chosen.meta, "scores": chosen.scores})
@@ -256,7 +256,7 @@ class Branch:
     async def _commit(self, branches: int) -> None:
         """So that the branches find the prefix computed, and it is computed once. One branch alone may do it itself."""
         if branches > 1 and len(self.parts) > self._committed:
-            await self.run.backend.commit(self.prompt(), self.run.hint())
+            await self.run.commit(self.prompt())
             self._committed = len(self.parts)
 
     async def _begin_turn(self, role: str) -> None:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
-from gapless.frontend.backends.base import Backend, BackendError, Hint
+from gapless.frontend.backends.base import Backend, BackendError, Hint, Prompt
 from gapless.frontend.errors import ProgramError, program_error, raising_site
 from gapless.frontend.loop import Signal
 
@@ -31,12 +31,12 @@ class Run:
         self._backend = backend
         self.defaults = defaults or {}  # sampling parameters, where a call gives none of its own
         self.stream = stream
+        self.hint = Hint(uuid.uuid4().hex)
         self.changed = Signal()  # anything of it
         self.ended = False
         self.value: Any = None  # what the function returned
         self.error: ProgramError | None = None  # why it failed, once it has ended
-        self._hint = Hint(uuid.uuid4().hex)
-        self._called = False  # whether the backend knows of it
+        self._holds = False  # whether the backend keeps something for it
         self._caller = _current.get()  # the run whose function starts this one
         self._tasks: set[asyncio.Task[None]] = set()  # the branches at work
         self._failures: list[ProgramError] = []  # theirs, in order
@@ -51,10 +51,9 @@ class Run:
         assert self._backend is not None, "a traced run calls no model"
         return self._backend
 
-    def hint(self) -> Hint:
-        """For a call that is about to be made."""
-        self._called = True
-        return self._hint
+    async def commit(self, prompt: Prompt) -> None:
+        self._holds = True
+        await self.backend.commit(prompt, self.hint)
 
     def is_current(self) -> bool:
         """Whether its own function asks, or that of a run it has started."""
@@ -101,12 +100,12 @@ class Run:
         await self.release()
 
     async def release(self) -> None:
-        """Tells the backend that no more calls come."""
-        if self._called:
+        """Lets go of what was committed."""
+        if self._holds and self.hint.group is not None:
             with suppress(
                 BackendError
-            ):  # who cannot be reached holds nothing for us; calls have said so, if any
-                await self.backend.release(self._hint.group or "")
+            ):  # who cannot be reached keeps nothing for us, and our calls have said so
+                await self.backend.release(self.hint.group)
 
 
 def _is_being_cancelled() -> bool:

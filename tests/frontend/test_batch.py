@@ -34,8 +34,9 @@ def test_states_come_in_order_and_the_shared_prefix_is_committed_first() -> None
     assert [state["answer"] for state in states] == [f"<{len(LONG) + 7 + i}>" for i in range(5)]
     assert backend.kinds()[0] == "commit"
     assert backend.texts("commit") == [LONG + "Q: "]
-    assert backend.kinds().count("release") == 6
-    assert len({call.group for call in backend.calls}) == 6
+    assert backend.kinds().count("generate") == 5
+    assert backend.kinds()[-1] == "release"
+    assert len({call.group for call in backend.calls}) == 6  # the batch's, and each program's
     assert all(call.params == {"temperature": 0} for call in backend.calls if call.kind == "generate")
 
 
@@ -188,7 +189,7 @@ def test_a_generator_gives_states_as_they_are_ready() -> None:
     )
     assert next(states).ret_value == f"<{len(LONG) + 7}>"
     assert [state.ret_value for state in states] == [f"<{len(LONG) + 7 + i}>" for i in range(1, 200)]
-    assert backend.kinds().count("release") == 201
+    assert backend.kinds()[-1] == "release"
 
 
 def test_a_generator_that_is_closed_ends_what_is_in_flight() -> None:

@@ -25,7 +25,7 @@ def test_a_variable_and_the_text_arrive_in_pieces() -> None:
     state = program.run(backend=backend, stream=True)
     assert "".join(state.text_iter("b")) == "xyz"
     assert "".join(state.text_iter()) == "Qxyz-xyz."
-    assert backend.kinds() == ["stream", "stream", "release"]
+    assert backend.kinds() == ["stream", "stream"]
     assert (state["a"], state.text(), state.get_meta_info("a")) == ("xyz", "Qxyz-xyz.", {"pieces": 3})
 
 

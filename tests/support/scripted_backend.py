@@ -37,7 +37,7 @@ class ScriptedBackend:
     ) -> None:
         self.calls: list[Call] = []
         self.in_flight = self.most_in_flight = 0
-        self.called, self.released = threading.Event(), threading.Event()
+        self.called, self.cancelled, self.released = threading.Event(), threading.Event(), threading.Event()
         self._answer, self._together = answer, together
         self._go_on = asyncio.Event()
         self._held = held
@@ -100,6 +100,7 @@ class ScriptedBackend:
             await asyncio.wait_for(self._go_on.wait(), WAIT_SECONDS)
         except asyncio.CancelledError:
             call.cancelled = True
+            self.cancelled.set()
             raise
         finally:
             self.in_flight -= 1

@@ -53,10 +53,10 @@ class Batch:
                     job.branch.open()
                 for _ in range(self._in_flight - len(first)):
                     group.create_task(self._work(self._opened))
-            await self._common.release()
         finally:
             self._over = True
             self._changed.notify()
+            await self._common.release()
 
     async def states(self) -> list[ProgramState]:
         await self.run()
@@ -67,10 +67,6 @@ class Batch:
         while not (place in self._states or self._over):
             await self._changed.wait()
         return self._states.pop(place, None)
-
-    async def over(self) -> None:
-        while not self._over:
-            await self._changed.wait()
 
     def _open_rest(self) -> Iterator[tuple[int, Job]]:
         for place, job in self._jobs:

@@ -137,9 +137,8 @@ class Branch:
         over = self.run.is_current()
         await self.run.until(lambda: over or self.run.ended or name in self.variables)
         if name not in self.variables:
-            raise (
-                self.run.error.again() if self.run.error else unset(self.program, name, list(self.variables))
-            )
+            self.run.raise_error()
+            raise unset(self.program, name, list(self.variables))
         return self.variables[name]
 
     # ------------------------------------------------------------ its steps

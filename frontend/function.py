@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from gapless.frontend.backends.base import Backend
 from gapless.frontend.batch import Batch
@@ -19,9 +21,8 @@ from gapless.frontend.run import Run
 from gapless.frontend.state import ProgramState
 from gapless.frontend.trace import Trace, TracedBranch
 
-AUTO_IN_FLIGHT = (
-    10_000  # a program in flight costs some kB here and no thread; who serves it queues what cannot run
-)
+T = TypeVar("T")
+AUTO_IN_FLIGHT = 10_000  # each costs some kB here and no thread; the backend queues what cannot run
 _IGNORED = {"use_thread"}  # SGLang's: nothing here runs in a thread of its own
 
 
@@ -65,14 +66,14 @@ class Function:
             the_loop().submit(job.run())
         else:
             the_loop().wait(job.run())
-            job.state.raise_error()
+            job.branch.run.raise_error()
         return job.state
 
     async def run_async(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
         """`run`, for a coroutine of any event loop; cancelling it cancels the program's calls."""
         job = self._single(args, kwargs, backend)
         await the_loop().reach(job.run())
-        job.state.raise_error()
+        job.branch.run.raise_error()
         return job.state
 
     def run_batch(
@@ -177,10 +178,13 @@ def _in_order(batch: Batch, count: int) -> Iterator[ProgramState]:
             if state is None:
                 break
             yield state
-        the_loop().wait(batch.over())
-        running.result()
+        the_loop().wait(_result(running))
     finally:
         running.cancel()
+
+
+async def _result(future: concurrent.futures.Future[T]) -> T:
+    return await asyncio.wrap_future(future)
 
 
 @overload

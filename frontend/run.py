@@ -66,6 +66,10 @@ class Run:
         while not come():
             await self.changed.wait()
 
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error.again()
+
     def failed(self, error: ProgramError) -> None:
         self._failures.append(error)
 

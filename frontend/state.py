@@ -109,11 +109,6 @@ class ProgramState:
             error.surfaced = True
         return error
 
-    def raise_error(self) -> None:
-        """Of a run that has ended: raises why it failed."""
-        if (error := self._branch.run.error) is not None:
-            raise error.again()
-
     def text(self) -> str:
         self.sync()
         return "".join(self._branch.parts)

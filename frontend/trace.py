@@ -71,8 +71,7 @@ def _draw(branch: TracedBranch, chars: int, calls: int) -> Iterator[str]:
         last = place == len(branch.appended) - 1
         head, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
         if isinstance(what, Fork):
-            shared = f"sharing {chars} characters and {calls} calls" if chars or calls else "sharing nothing"
-            yield f"{head}fork of {len(what.branches)}, {shared}"
+            yield f"{head}fork of {len(what.branches)} that share {chars} characters and {calls} calls"
             for number, child in enumerate(what.branches):
                 assert isinstance(child, TracedBranch)
                 end = number == len(what.branches) - 1

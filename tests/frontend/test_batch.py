@@ -48,8 +48,10 @@ def test_the_prefix_is_in_the_words_of_the_template() -> None:
         s += gapless.system(LONG) + gapless.user("Say " + question)
         s += gapless.assistant(gen("answer"))
 
-    chat.run_batch([{"question": "ab"}, {"question": "ac"}], backend=backend)
+    states = chat.run_batch([{"question": "ab"}, {"question": "ac"}], backend=backend)
     assert backend.texts("commit") == [f"[system]{LONG}[end][user]Say a"]
+    assert [state.messages()[1]["content"] for state in states] == ["Say ab", "Say ac"]
+    assert [state["answer"] for state in states] == [f"<{len(LONG) + 41}>"] * 2
 
 
 @pytest.mark.parametrize("questions", [["only"], []])
@@ -60,6 +62,17 @@ def test_small_batches_commit_nothing(questions: list[str], style: bool) -> None
     states = ask.run_batch(items, backend=backend, progress_bar=True, generator_style=style)
     assert [state.ret_value for state in states] == [f"<{len(LONG) + 11}>"] * len(questions)
     assert backend.texts("commit") == []
+
+
+@pytest.mark.parametrize("style", [False, True])
+def test_a_batch_in_a_program(style: bool) -> None:
+    @gapless.function
+    def outer(s: ProgramState) -> list[str]:
+        states = ask.run_batch([{"question": "?"}] * 3, generator_style=style)
+        return [state["answer"] for state in states]
+
+    gapless.set_default_backend(ScriptedBackend())
+    assert outer.run().ret_value == [f"<{len(LONG) + 8}>"] * 3
 
 
 def test_a_short_prefix_is_not_committed() -> None:

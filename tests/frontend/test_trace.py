@@ -33,7 +33,7 @@ program 'tips'
 ├─ text of 17: 'Tips on {topic}: '
 ├─ gen list, max_new_tokens=20, n=2
 ├─ select kind of ['a', 'b'] by token_length_normalized
-├─ fork of 2, sharing 26 characters and 2 calls
+├─ fork of 2 that share 26 characters and 2 calls
 │  ├─ fork 0
 │  │  ├─ text of 7: 'Tip 0: '
 │  │  └─ gen tip, stop='\\n'
@@ -58,11 +58,11 @@ def test_forks_of_forks_share_what_is_before_them() -> None:
         str(program.bind().trace(backend=None))
         == """\
 program 'program'
-└─ fork of 1, sharing nothing
+└─ fork of 1 that share 0 characters and 0 calls
    └─ fork 0
       ├─ text of 3: 'abc'
       ├─ gen x
-      └─ fork of 1, sharing 3 characters and 1 calls
+      └─ fork of 1 that share 3 characters and 1 calls
          └─ fork 0
             └─ text of 1: 'd'"""
     )

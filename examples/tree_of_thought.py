@@ -1,6 +1,6 @@
 """Tree of thought: at each level several next steps are written and judged at the same time, the best one goes on.
 
-A fork's text is its parent's, computed once. What a judge says is written in a copy, so that the steps go on without it.
+A fork's text is its parent's, computed once. What a judge says is written in a copy: the steps go on without it.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import orjson
 from gapless.bench.serve.record import Chunk, Record
 
 Whole = list[int] | str | list[dict[str, Any]]  # ids, a text, or chat messages
+TEXTS = ("content", "reasoning_content", "reasoning")  # of a chat's delta
 BACKENDS = ("gapless", "sglang", "vllm", "openai", "router")
 
 
@@ -85,7 +86,7 @@ class Reader:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._texts: list[str] = []
-        self._counted = 0  # tokens that the chunks so far have brought, by the server's count
+        self._counted = 0  # most tokens that the server has counted so far
         self._done = False
 
     def event(self, payload: bytes, at: float) -> int:
@@ -103,14 +104,17 @@ class Reader:
             raise StreamError(
                 failure.get("message", str(failure)) if isinstance(failure, dict) else str(failure)
             )
-        return self._take(value, at)
+        try:
+            return self._take(value, at)
+        except (AttributeError, TypeError) as error:
+            raise StreamError(f"an event is not of its kind: {payload[:80]!r}") from error
 
     def end(self) -> None:
         """The connection has brought all; raises StreamError where that is not a whole answer."""
         record = self._record
         if not self._done and not record.finish_reason:
             raise StreamError("the stream ended before the answer did")
-        if record.finish_reason == "abort":
+        if record.finish_reason in ("abort", "error"):
             raise StreamError("the server aborted the request")
         if not record.chunks and record.output_len:
             raise StreamError("the answer brought no token")
@@ -120,7 +124,14 @@ class Reader:
         """After the run: the tokens of chunks that the server did not count. `count` gives those of texts."""
 
     def _take(self, value: dict[str, Any], at: float) -> int:
+        """Raises AttributeError or TypeError for what is not of its kind."""
         raise NotImplementedError
+
+    def _new(self, total: int) -> int:
+        """How many tokens came, where the server has counted `total` so far."""
+        new = max(total - self._counted, 0)
+        self._counted += new
+        return new
 
     def _chunk(self, at: float, tokens: int) -> int:
         self._record.chunks.append(Chunk(at, tokens))
@@ -140,19 +151,19 @@ class NativeReader(Reader):
         reason = meta.get("finish_reason")
         if reason is not None:
             record.finish_reason = reason.get("type", "") if isinstance(reason, dict) else str(reason)
-            record.prompt_tokens = meta.get("prompt_tokens")
-            record.cached_tokens = meta.get("cached_tokens")
-        text, ids = value.get("text") or "", value.get("output_ids") or []
+            record.prompt_tokens = _count(meta.get("prompt_tokens"))
+            record.cached_tokens = _count(meta.get("cached_tokens"))
+        text, ids = _text(value.get("text")), value.get("output_ids") or []
         if not self._incremental:
             self._texts.clear()
             self._ids.clear()
         self._texts.append(text)
         self._ids.extend(ids)
-        total = meta.get("completion_tokens", self._counted + (1 if text else 0))
-        new, self._counted = total - self._counted, total
-        record.completion_tokens = total
+        total = _count(meta.get("completion_tokens"))
+        new = self._new(self._counted + (1 if text else 0) if total is None else total)
+        record.completion_tokens = None if total is None else self._counted
         record.output_ids = self._ids or None
-        return self._chunk(at, new) if new > 0 else 0
+        return self._chunk(at, new) if new else 0
 
 
 class OpenAIReader(Reader):
@@ -161,32 +172,41 @@ class OpenAIReader(Reader):
     def __init__(self, record: Record) -> None:
         super().__init__(record)
         self._pieces: list[str] = []  # of each chunk
+        self._uncounted = False  # whether a chunk came without usage: what comes later is then of all of them
         self._continuous = False  # whether chunks come with their usage
 
     def _take(self, value: dict[str, Any], at: float) -> int:
-        record = self._record
-        text = ""
+        record, text = self._record, ""
         for choice in value.get("choices") or []:
             delta = choice.get("delta") or {}
-            text += choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-            record.finish_reason = choice.get("finish_reason") or record.finish_reason
-        new, usage = 0, value.get("usage")
-        if usage:
-            record.prompt_tokens, total = usage.get("prompt_tokens"), usage.get("completion_tokens") or 0
-            details = usage.get("prompt_tokens_details") or {}
-            if details.get("cached_tokens") is not None:
-                record.cached_tokens = details["cached_tokens"]
-            record.completion_tokens = total
-            if value.get("choices"):
-                self._continuous = True
-                new, self._counted = total - self._counted, total
-        elif text:
-            new = 1  # until `settle`
-        if new > 0 or text:  # held back text without a token of its own, or tokens whose text is held back
+            text += _text(choice.get("text")) or next(
+                filter(None, (_text(delta.get(key)) for key in TEXTS)), ""
+            )
+            record.finish_reason = str(choice.get("finish_reason") or record.finish_reason)
+        total = self._usage(value.get("usage") or {})
+        if total is None or self._uncounted or not value.get("choices"):
+            new = 1 if text else 0  # until `settle`
+            self._uncounted |= bool(text)
+        else:
+            self._continuous = True
+            new = self._new(total)
+        if new or text:  # held back text without a token of its own, or tokens whose text is held back
             self._texts.append(text)
             self._pieces.append(text)
             self._chunk(at, new)
         return new
+
+    def _usage(self, usage: dict[str, Any]) -> int | None:
+        """Keeps what it says; returns its count of output tokens."""
+        record, details = self._record, usage.get("prompt_tokens_details") or {}
+        total = _count(usage.get("completion_tokens"))
+        if usage:
+            record.prompt_tokens = _count(usage.get("prompt_tokens"))
+        if total is not None:
+            record.completion_tokens = total
+        if (cached := _count(details.get("cached_tokens"))) is not None:
+            record.cached_tokens = cached
+        return total
 
     def settle(self, count: Callable[[Sequence[str]], list[int]]) -> None:
         record, chunks = self._record, self._record.chunks
@@ -197,6 +217,18 @@ class OpenAIReader(Reader):
         weights = count(self._pieces)
         shares = shared_out(sum(weights) if total is None else total, weights)
         record.chunks = [Chunk(chunk.at, share) for chunk, share in zip(chunks, shares, strict=True) if share]
+
+
+def _count(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _text(value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value or ""
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:

@@ -94,8 +94,8 @@ class HttpClient:
     ) -> Response:
         """As `request`, but `on_data(piece, at)` gets the body of a 2xx response piece by piece, and it is not kept.
 
-        `at` is `time.perf_counter()` when the socket's bytes were read. `on_sent(at)` says when the request went to
-        the socket, twice where it was sent once more. What either raises ends this call and is raised by it.
+        `at` is `time.perf_counter()` when the socket's bytes were read. `on_sent(at)` says when the request goes to
+        the socket, twice where it is sent once more. What either raises ends this call and is raised by it.
         """
         exchange = _Exchange(method, self._url(path), on_data, on_sent)
         return await self._call(exchange, path, body, headers, timeout)
@@ -150,7 +150,10 @@ class HttpClient:
             else:
                 connection.abort()
         if exchange.error is not None:
-            raise exchange.error
+            try:
+                raise exchange.error
+            finally:
+                exchange.error = None  # it knows this frame: a cycle
 
     async def _connect(self, exchange: _Exchange) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -233,9 +236,9 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self.lost.done():
             self.fail("closed by the server before it was asked")
         else:
-            self._transport.write(data)
             if exchange.on_sent is not None:
                 exchange.on_sent(perf_counter())
+            self._transport.write(data)
         await self._done
 
     def abort(self) -> None:
@@ -255,7 +258,7 @@ class _Connection(asyncio.Protocol):
     def _end(self, error: Exception | None) -> None:
         if self._exchange is not None:
             self._exchange.error = error
-            self._exchange = None
+            self._exchange = self._sink = None
         if not self._done.done():  # else its task has been cancelled
             self._done.set_result(None)
 
@@ -285,6 +288,7 @@ class _Connection(asyncio.Protocol):
             return
         self._client.disconnected(self)
         self.lost.set_result(None)
+        del self._parser  # it knows this connection: a cycle
         exchange = self._exchange
         if exchange is None:
             self.reusable = False
@@ -292,7 +296,7 @@ class _Connection(asyncio.Protocol):
             self._end(None)
         else:
             how = f"lost ({error})" if error else "closed by the server"
-            where = f"in mid-response, after {exchange.arrived} bytes" if exchange.arrived else "unanswered"
+            where = "in mid-response" if exchange.arrived else "unanswered"
             self.fail(f"{how} {where}")
 
     def on_message_begin(self) -> None:

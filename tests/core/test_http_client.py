@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from http_peer import LOOPS, OK, STREAM, Peer, Run, run_on, serving
 
+from gapless.runtime.core import http_client
 from gapless.runtime.core.http_client import HttpClient
 
 
@@ -313,3 +314,34 @@ def test_wrong_options_are_named() -> None:
         HttpClient("http://host", max_connections=0)
     with pytest.raises(ValueError, match="header 'x'"):
         HttpClient("http://host", headers={"x": "\n"})
+
+
+def test_a_request_is_sent_when_it_is_handed_to_the_socket(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when that returns: a server on a busy machine may have answered by then."""
+    handed: list[float] = []
+    connection_made = http_client._Connection.connection_made
+
+    class Watched:
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self._transport = transport
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._transport, name)
+
+        def write(self, data: bytes) -> None:
+            handed.append(time.perf_counter())
+            self._transport.write(data)
+
+    monkeypatch.setattr(
+        http_client._Connection, "connection_made", lambda self, made: connection_made(self, Watched(made))
+    )
+
+    async def test() -> None:
+        sent: list[float] = []
+        async with serving() as service:
+            call = service.stream(lambda *_: None, on_sent=sent.append)
+            await (await service.accept()).answer(OK)
+            await call
+        assert [at < before for at, before in zip(sent, handed, strict=True)] == [True]
+
+    run(test())

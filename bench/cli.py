@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Protocol
 
-from gapless.bench import cache, compare, offline, overhead, overlap, radix, shared_prefix
+from gapless.bench import cache, compare, offline, overhead, overlap, programs, radix, shared_prefix
 from gapless.bench.serve import command as serve
 
 
@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, Command, str], ...] = (
     ),
     ("overhead", overhead, "what the scheduler's loop costs the host, and what a step hides"),
     ("overlap", overlap, "what overlap hides, and what it costs, on the CPU with a real model"),
+    ("programs", programs, "what the DSL's programs gain over plain calls, and over no prefix cache"),
     ("radix", radix, "what the prefix cache's operations cost, microseconds a call"),
     ("serve", serve, "throughput and latency of a running server, this one or another maker's"),
     (

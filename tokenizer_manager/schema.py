@@ -81,7 +81,7 @@ def parse_fields(fields: Mapping[str, Any], config: ServerConfig) -> GenerateReq
     if config.strict_fields:
         check_known(fields, GenerateBody.__struct_fields__ + tuple(_NOT_YET))
     for name, neutral in _NOT_YET.items():
-        if not _is_neutral(fields.get(name), neutral):
+        if (value := fields.get(name)) is not None and not _is_neutral(value, neutral):
             raise RequestError(f"{name} is not supported yet", param=name)
     source, prompts, is_batch = _prompts(fields)
     if len(prompts) > config.max_batch_requests:

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from gapless.runtime.core.errors import (
     RequestError,
     UnavailableError,
 )
+from gapless.runtime.core.messages import Finish
 from gapless.runtime.model.toy import ToyKnobs, toy_output
 
 PARAMS = {"max_new_tokens": 8, "ignore_eos": True}
@@ -246,6 +248,34 @@ def test_cancelling_a_coroutine_aborts_its_request() -> None:
     assert asyncio.run(cancelled()) == expected("b")
 
 
+def test_cancelling_a_stream_that_has_just_opened_aborts_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scheduler has the request, and the caller's loop does not know it yet."""
+
+    async def cancelled() -> list[int]:
+        with Engine("toy", toy="delay_ms=20", max_running_requests=1) as engine:
+            futures: list[Future[Any]] = []
+            submit = engine._host.submit
+
+            def noted(coroutine: Any) -> Any:
+                futures.append(submit(coroutine))
+                return futures[-1]
+
+            monkeypatch.setattr(engine._host, "submit", noted)
+            opening = asyncio.create_task(engine.async_generate("a", LONG, stream=True))
+            await asyncio.sleep(0)
+            call = futures[0].result(timeout=20)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            answer = await engine.async_generate("b", PARAMS)
+            assert call.states[0].finished.finish == Finish.ABORT
+            return answer["output_ids"]
+
+    assert asyncio.run(cancelled()) == expected("b")
+
+
 def test_a_cancelled_wait_for_a_chunk_loses_none() -> None:
     """`asyncio.wait_for(anext(stream), ...)` over and over: all ids come, each once."""
 
@@ -332,7 +362,7 @@ def test_an_interrupt_while_loading_does_not_wait_for_the_model(monkeypatch: pyt
         started.set()
         leave.wait(60)
 
-    monkeypatch.setattr("gapless.runtime.engine.load_tokenizer", load)
+    monkeypatch.setattr("gapless.runtime.engine_host.load_tokenizer", load)
     others = {thread.ident for thread in threading.enumerate()}
     interrupt = threading.Thread(target=lambda: started.wait(20) and os.kill(os.getpid(), signal.SIGINT))
     interrupt.start()

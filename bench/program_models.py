@@ -155,7 +155,7 @@ class Served:
 
 
 def _device(info: dict[str, Any]) -> str:
-    return f"{info['device']}, {info['dtype']}"
+    return str(info["device"])
 
 
 def _counter(text: str, name: str) -> int:

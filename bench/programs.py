@@ -40,7 +40,7 @@ from gapless.runtime.core.options import add_options, config_from
 SIZES = {
     "questions": (200, "few-shot: questions"),
     "shared_len": (1500, "few-shot: tokens of the prompt that the questions share, at least"),
-    "uncached_questions": (3, "few-shot: questions that are asked without the cache"),
+    "uncached_questions": (2, "few-shot: questions that are asked without the cache"),
     "trees": (1, "tree-of-thought: trees at once"),
     "branches": (3, "tree-of-thought: thoughts that follow each one"),
     "depth": (3, "tree-of-thought: levels"),

@@ -24,6 +24,7 @@ Action: answer
 Answer: 84
 
 """
+QUESTION = "A train has 9 coaches with 48 seats each. How many seats are there?"
 
 
 def calculate(expression: str) -> int:
@@ -46,7 +47,7 @@ def answer(s: ProgramState, question: str, max_steps: int = 4) -> int:
 
 
 def main() -> None:
-    state = answer.run("A train has 9 coaches with 48 seats each. How many seats are there?", temperature=0)
+    state = answer.run(QUESTION, temperature=0)
     print(state.text().removeprefix(EXAMPLE))
 
 

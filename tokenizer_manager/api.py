@@ -69,8 +69,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     priority: Priority | list[Priority] | None = None
     extra_key: Name | list[Name] | None = None
     cache_salt: Name | list[Name] | None = None
-    group_id: Name | list[Name] | None = None
-    hold_prefix: bool | list[bool] | None = False
+    group_id: Annotated[Name | list[Name] | None, Meta(description="of requests that belong together")] = None
+    hold_prefix: Annotated[
+        bool | list[bool] | None,
+        Meta(description="keep the prompt cached until /release_group, unless its room is needed"),
+    ] = False
     return_logprob: bool | list[bool] | None = False
     logprob_start_len: LogprobStart | list[LogprobStart] | None = -1
     top_logprobs_num: LogprobCount | list[LogprobCount] | None = 0

@@ -30,6 +30,7 @@ TAKEN = (
 )
 # What no schema says, and where most cases would end: which of two fields is needed, and the names of this server.
 GIVEN: dict[str, dict[str, Any]] = {
+    "/apply_chat_template": {"messages": [{"role": "user", "content": "ab"}]},
     "/generate": {"text": "ab", "input_ids": None},
     "/v1/completions": {"model": "toy"},
     "/v1/chat/completions": {

@@ -69,9 +69,13 @@ def test_the_curl_example_gives_an_answer_of_the_shown_form(serve) -> None:
     assert shape(answer.json()) == shape(json.loads(shown))
 
 
-def test_the_python_example_runs() -> None:
-    (code,) = blocks("python")
+def test_the_python_examples_run() -> None:
+    code, program = blocks("python")
     assert 'model_path="demo"' in code
     ended = run(sys.executable, "-P", "-c", code.replace('"demo"', '"toy", toy="eos_at=40"'))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count(" 16\n") == 2
+    assert 'Engine("demo")' in program
+    ended = run(sys.executable, "-P", "-c", program.replace('"demo"', '"toy", toy="eos_at=40"'))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("Two tips about sleeping well.\n-")

@@ -72,7 +72,7 @@ class Branch:
         self._opened = False  # whether its first text is known
         self._turn: _Turn | None = None
         self._outside = False  # whether anything was said outside of the roles
-        self._scopes: dict[str, int] = {}  # the first part of each open one
+        self._scopes: tuple[int, ...] = ()  # the first part of each open one
         self.inherited = 0  # parts that are its parent's
         self._committed = 0  # parts in the prefix that was last committed
 
@@ -151,29 +151,26 @@ class Branch:
             self.parts.extend(parent.parts)
             self.messages = parent.messages
             self._turn, self._outside = parent._turn, parent._outside
-            self._scopes, self._committed = dict(parent._scopes), parent._committed
+            self._scopes, self._committed = parent._scopes, parent._committed
             self.inherited = len(self.parts)
         self._opened = True
         self._go_on()
 
     def fail(self, error: ProgramError) -> None:
         """Neither this branch's text nor what depends on it will be known."""
-        if self.failure is None:
-            self.failure = error
-            self._drop_steps(error)
-
-    def _drop_steps(self, error: ProgramError) -> None:
-        while self._steps:
-            step = self._steps.popleft()
-            step.variable.fail(error)
-            if isinstance(step.what, Fork):
-                for branch in step.what.branches:
-                    branch.fail(error)
+        failing = [self]
+        for branch in failing:  # it grows: forks of forks may go deeper than Python's stack
+            branch.failure = branch.failure or error
+            while branch._steps:
+                step = branch._steps.popleft()
+                step.variable.fail(branch.failure)
+                if isinstance(step.what, Fork):
+                    failing.extend(step.what.branches)
         self.run.changed.notify()
 
     def _go_on(self) -> None:
         if self.failure is not None:
-            self._drop_steps(self.failure)
+            self.fail(self.failure)
         elif self._opened and not self._working:
             while self._steps and isinstance(text := self._steps[0].what, str):
                 self._say(text)
@@ -193,7 +190,7 @@ class Branch:
         except asyncio.CancelledError:
             self.fail(ProgramError(f"{self.program} was cancelled"))
             raise
-        except Exception as error:
+        except BaseException as error:  # raised on, some would end the loop
             failure = program_error(self.program, step.site, error)
             self.run.failed(failure)
             self.fail(failure)
@@ -212,10 +209,12 @@ class Branch:
                 await self._begin_turn(role)
             case RoleEnd(role):
                 self._end_turn(role)
-            case ScopeBegin(name):
-                self._scopes[name] = len(self.parts)
-            case ScopeEnd(name):
-                step.variable.parts.extend(self.parts[self._scopes.pop(name) :])
+            case ScopeBegin():
+                self._scopes = (*self._scopes, len(self.parts))
+            case ScopeEnd():
+                *outer, start = self._scopes
+                self._scopes = tuple(outer)
+                step.variable.parts.extend(self.parts[start:])
                 step.variable.finish("".join(step.variable.parts), {})
             case Fork(branches):
                 await self._commit(len(branches))

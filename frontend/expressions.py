@@ -71,14 +71,23 @@ Leaf = str | Expression  # what is not a concatenation
 
 
 @dataclass(frozen=True, slots=True)
-class Gen(Expression):
+class _Named(Expression):
+    """Sets a variable, where it has a name. Raises TypeError where that is no string."""
+
     name: str | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str | None):
+            raise TypeError(f"a variable's name must be a string, got {self.name!r:.80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(_Named):
     params: Mapping[str, Any] = field(default_factory=dict)  # by /generate's names
 
 
 @dataclass(frozen=True, slots=True)
-class Select(Expression):
-    name: str | None
+class Select(_Named):
     choices: tuple[str, ...]
     method: str
 
@@ -94,15 +103,13 @@ class RoleEnd(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeBegin(Expression):
+class ScopeBegin(_Named):
     """From here on, the text is the value of a variable to be."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeEnd(Expression):
-    name: str
+class ScopeEnd(_Named):
+    """Of the scope that was begun last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +203,22 @@ def select(
     return Select(name, tuple(choices), method)
 
 
-def _turn(role: str, content: object) -> Expression:
+def turn(role: str, content: object) -> Expression:
+    """A whole turn, which may be empty. Raises TypeError for what a state is not made of."""
     return Concatenation((RoleBegin(role), *leaves("" if content is None else content), RoleEnd(role)))
 
 
 def system(content: str | Expression | None = None) -> Expression:
     """A whole turn, written by the model's chat template; so are `user` and `assistant`."""
-    return _turn("system", content)
+    return turn("system", content)
 
 
 def user(content: str | Expression | None = None) -> Expression:
-    return _turn("user", content)
+    return turn("user", content)
 
 
 def assistant(content: str | Expression | None = None) -> Expression:
-    return _turn("assistant", content)
+    return turn("assistant", content)
 
 
 def system_begin() -> Expression:

@@ -40,6 +40,8 @@ class Function:
         self._name = f"program {getattr(function, '__name__', function)!r}"
         if not self._signature.parameters:
             raise TypeError(f"{self._name} needs a first parameter, its state")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{self._name} must not yield: its function is called once")
         functools.update_wrapper(self, function)
 
     def bind(self, **kwargs: Any) -> Function:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Any
 from gapless.frontend.backends.base import Backend, BackendError, Hint, Prompt
 from gapless.frontend.errors import ProgramError, program_error, raising_site
 from gapless.frontend.loop import Signal
+
+_RELEASE_SECONDS = 5.0  # a server that hangs must not hold up the end of what was cancelled because of that
 
 _current: ContextVar[Run | None] = ContextVar("gapless_run", default=None)  # whose function runs
 
@@ -33,6 +36,7 @@ class Run:
         self.stream = stream
         self.hint = Hint(uuid.uuid4().hex)
         self.changed = Signal()  # anything of it
+        self._process = os.getpid()
         self.ended = False
         self.value: Any = None  # what the function returned
         self.error: ProgramError | None = None  # why it failed, once it has ended
@@ -64,6 +68,8 @@ class Run:
 
     async def until(self, come: Callable[[], bool]) -> None:
         while not come():
+            if os.getpid() != self._process:
+                raise ProgramError(f"{self.program} does not run in this process, which was forked meanwhile")
             await self.changed.wait()
 
     def raise_error(self) -> None:
@@ -106,10 +112,10 @@ class Run:
     async def release(self) -> None:
         """Lets go of what was committed."""
         if self._holds and self.hint.group is not None:
-            with suppress(
-                BackendError
-            ):  # who cannot be reached keeps nothing for us, and our calls have said so
-                await self.backend.release(self.hint.group)
+            # Who cannot be reached keeps nothing for us, and our calls have said so.
+            with suppress(BackendError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await self.backend.release(self.hint.group)
 
 
 def _is_being_cancelled() -> bool:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 from gapless.frontend.branch import Branch, Variable
 from gapless.frontend.errors import ProgramError, call_site
-from gapless.frontend.expressions import Expression, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, leaves
+from gapless.frontend.expressions import (
+    Concatenation,
+    Expression,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    leaves,
+    turn,
+)
 from gapless.frontend.forks import Forks
 from gapless.frontend.loop import the_loop
 
@@ -29,18 +39,21 @@ class ProgramState:
         self._append(what)
         return self
 
-    def system(self, content: str | Expression | None = None) -> AbstractContextManager[ProgramState]:
-        """A turn of the system: its content, or what is appended in the `with` block; so are `user`, `assistant`."""
+    def system(self, content: str | Expression | None = None) -> Any:
+        """A turn of the system: its content, or what is appended in the `with` block; so are `user`, `assistant`.
+
+        With content it may be written `s += s.system(...)`, too, as in SGLang's documentation.
+        """
         return self._turn("system", content)
 
-    def user(self, content: str | Expression | None = None) -> AbstractContextManager[ProgramState]:
+    def user(self, content: str | Expression | None = None) -> Any:
         return self._turn("user", content)
 
-    def assistant(self, content: str | Expression | None = None) -> AbstractContextManager[ProgramState]:
+    def assistant(self, content: str | Expression | None = None) -> Any:
         return self._turn("assistant", content)
 
     def var_scope(self, name: str) -> AbstractContextManager[ProgramState]:
-        """What is appended in the `with` block becomes the variable `name`, too."""
+        """What is appended in the `with` block becomes the variable `name`, too. Scopes may be in one another."""
         return self._between(ScopeBegin(name), ScopeEnd(name))
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> Forks:
@@ -48,10 +61,10 @@ class ProgramState:
 
         `position_ids_offset` is SGLang's, and not needed here.
         """
-        if type(size) is not int or size < 1:
-            raise ValueError(f"a fork needs a size of at least 1, got {size!r}")
+        if (count := operator.index(size)) < 1:
+            raise ValueError(f"a fork needs a size of at least 1, got {size}")
         self._check_thread()
-        branches = self._branch.fork(size, call_site())
+        branches = self._branch.fork(count, call_site())
         return Forks(self, [type(self)(branch) for branch in branches])
 
     def copy(self) -> ProgramState:
@@ -162,19 +175,19 @@ class ProgramState:
         for leaf in leaves(what):
             self._branch.append(leaf, site)
 
-    def _turn(self, role: str, content: object) -> AbstractContextManager[ProgramState]:
-        between = self._between(RoleBegin(role), RoleEnd(role))
+    def _turn(self, role: str, content: object) -> AbstractContextManager[ProgramState] | Expression:
         if content is None:
-            return between
-        with between:
-            self._append(content)
-        return nullcontext(self)
+            return self._between(RoleBegin(role), RoleEnd(role))
+        self._append(turn(role, content))
+        return Concatenation(())
 
     @contextmanager
     def _between(self, begin: Expression, end: Expression) -> Iterator[ProgramState]:
         self._append(begin)
-        yield self
-        self._append(end)
+        try:
+            yield self
+        finally:
+            self._append(end)
 
     def _settle(self) -> None:
         if not self._branch.has_come():

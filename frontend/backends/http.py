@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from gapless.frontend.backends.base import BackendError
@@ -15,13 +17,14 @@ MAX_CONNECTIONS = 256  # more calls than these wait for their turn
 
 
 class JsonClient:
-    """Belongs to the event loop on which it is first used."""
+    """Belongs to the event loop on which it is first used, in a forked process to another one there."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float | None = None) -> None:
         """`timeout` in seconds, for a whole call. Raises ValueError where `url` is none."""
         self.url = url.rstrip("/")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else None
-        self._client = HttpClient(self.url, headers=headers, max_connections=MAX_CONNECTIONS)
+        self._open = partial(HttpClient, self.url, headers=headers, max_connections=MAX_CONNECTIONS)
+        self._clients = {os.getpid(): self._open()}  # a forked process leaves its parent's connections alone
         self._timeout = timeout
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -69,6 +72,13 @@ class JsonClient:
 
     async def close(self) -> None:
         await self._client.close()
+
+    @property
+    def _client(self) -> HttpClient:
+        process = os.getpid()
+        if process not in self._clients:
+            self._clients[process] = self._open()
+        return self._clients[process]
 
     def _check(self, response: Response, path: str) -> None:
         if not 200 <= response.status < 300:

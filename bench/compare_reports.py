@@ -58,7 +58,7 @@ RATE = re.compile(r"(request|input|output|total)_throughput")
 def load(path: Path) -> Report:
     """A report of ours, or the last line of what SGLang's or vLLM's serving benchmark wrote; else a ConfigError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     report = _parsed(path, text)

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -96,9 +97,11 @@ def envelope(
 def write_json(path: Path, report: dict[str, Any], *, lines: bool = False) -> None:
     """Raises InternalError where `path` cannot be written any more, and says where the report is instead.
 
+    JSON has no infinity and no NaN: the one is written as "inf", the other as null.
+
     `lines`: all on one line, as readers of JSON lines want it.
     """
-    text = json.dumps(report, indent=None if lines else 2) + "\n"
+    text = json.dumps(_plain(report), indent=None if lines else 2, allow_nan=False) + "\n"
     try:
         path.write_text(text)
     except OSError as error:
@@ -114,6 +117,16 @@ def progress(what: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def _cpu_name() -> str:

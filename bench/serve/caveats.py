@@ -19,20 +19,21 @@ def caveats(
     explained_tokens: int = 0,
     chat: bool = False,
     ignore_eos: bool = True,
+    flushed: bool = False,
     client_cores: float = 0.0,
     loop_lag_ms: float = 0.0,
 ) -> list[str]:
     """Warnings, a line each, from what metrics.summarize() gave.
 
-    `explained_tokens`: prompt tokens that a cache
-    which was empty at the start can have had. `chat`: the server wraps prompts in a template. `client_cores`:
-    the CPU seconds that the client used a second. `loop_lag_ms`: how late its event loop ran, the 99th percentile.
+    `explained_tokens`: prompt tokens that a cache which was empty at the start can have had. `chat`: the server wraps
+    prompts in a template. `flushed`: the cache was emptied before the run. `client_cores`: the CPU seconds that the
+    client used a second. `loop_lag_ms`: how late its event loop ran, the 99th percentile.
     """
     return [
         *_of_requests(summary),
         *_of_lengths(summary, ignore_eos),
         *_of_tokens(summary),
-        *_of_cache(summary, explained_tokens, CHAT_TOKENS if chat else CHANCE_TOKENS),
+        *_of_cache(summary, explained_tokens, CHAT_TOKENS if chat else CHANCE_TOKENS, flushed),
         *_of_client(summary, client_cores, loop_lag_ms),
     ]
 
@@ -40,7 +41,7 @@ def caveats(
 def _of_requests(summary: Mapping[str, Any]) -> list[str]:
     found, completed, failed = [], summary["completed"], summary["failed"]
     if failed:
-        message, count = max(summary["error_counts"].items(), key=lambda item: item[1])
+        message, count = next(iter(summary["error_counts"].items()))  # the commonest comes first
         total = completed + failed + summary["cut"]
         found.append(f"failed requests: {failed} of {total}; {count} of them: {message}")
     if not completed:
@@ -85,8 +86,11 @@ def _of_tokens(summary: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _of_cache(summary: Mapping[str, Any], explained: int, chance: int) -> list[str]:
-    cached = summary["cached_tokens"] or 0
+def _of_cache(summary: Mapping[str, Any], explained: int, chance: int, flushed: bool) -> list[str]:
+    cached = summary["cached_tokens"]
+    if cached is None:
+        unknown = "the server does not say how much came from its cache: whether it was warm is not known"
+        return [unknown] if summary["completed"] and not flushed else []
     if cached <= explained + chance * summary["completed"]:
         return []
     return [

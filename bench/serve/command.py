@@ -7,7 +7,6 @@ them, or one for each value of a sweep or each step of a search.
 from __future__ import annotations
 
 import argparse
-import math
 import resource
 import statistics
 from typing import Any
@@ -21,7 +20,7 @@ from gapless.bench.serve.metrics import DEFINITIONS
 from gapless.bench.serve.plot import Run, write_plot
 from gapless.bench.serve.runner import Runner
 from gapless.bench.serve.search import find_max_rate
-from gapless.bench.serve.server import Facts, check_answers, probe
+from gapless.bench.serve.server import Facts, probe
 from gapless.bench.serve.table import sweep_table, table
 from gapless.runtime.core.errors import ConfigError, ModelLoadError
 from gapless.runtime.core.http_client import HttpClient
@@ -39,7 +38,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         client = HttpClient(options.base_url(parsed), headers=options.headers(parsed))
     except ValueError as error:
-        raise ConfigError(f"--base-url: {error}") from error
+        raise ConfigError(f"--base-url or --header: {error}") from error
     report, drawn = uvloop.run(_measure(parsed, client))
     if parsed.json:
         write_json(parsed.json, report, lines=True)
@@ -62,7 +61,6 @@ async def _measure(parsed: argparse.Namespace, client: HttpClient) -> tuple[Repo
             extra=options.extra_body(parsed),
         )
         tokenizer = _tokenizer(parsed, facts)
-        await check_answers(client, asking)
         report |= {
             "model": facts.model,
             "device": facts.info.get("device"),
@@ -72,18 +70,30 @@ async def _measure(parsed: argparse.Namespace, client: HttpClient) -> tuple[Repo
             "definitions": DEFINITIONS,
         }
         runner = Runner(parsed, client, asking, facts, tokenizer)
-        return report | await _runs(parsed, runner, report), runner.drawn
+        try:
+            return report | await _runs(parsed, runner, report), runner.drawn
+        except BaseException:  # an interrupt, or the server refuses to go on
+            _keep(parsed, report, runner.finished)
+            raise
     finally:
         await client.close()
 
 
+def _keep(parsed: argparse.Namespace, head: Report, finished: list[Report]) -> None:
+    """The runs that were over when the others could not be made."""
+    if finished:
+        print(sweep_table(finished))
+        if parsed.json:
+            write_json(parsed.json, head | {"points": finished}, lines=True)
+
+
 async def _runs(parsed: argparse.Namespace, runner: Runner, head: Report) -> Report:
-    """The runs that the options ask for; prints each as soon as it is over."""
+    """The runs that the options ask for; prints them."""
     if parsed.find_max_rate:
         found = await find_max_rate(lambda rate: runner.run(rate=rate), parsed.slo_share)
         print(sweep_table(found.runs))
         print(f"highest rate at which {parsed.slo_share:.0%} keep the limits: {found.rate:.3g} requests/s")
-        return {"max_rate": found.rate if math.isfinite(found.rate) else "inf", "points": found.runs}
+        return {"max_rate": found.rate, "points": found.runs}
     if sweep := options.sweep_from(parsed):
         points = []
         for value in sweep.values:
@@ -100,15 +110,17 @@ async def _runs(parsed: argparse.Namespace, runner: Runner, head: Report) -> Rep
 
 
 def medians(runs: list[Report]) -> Report:
-    """The figures of one run as they are; of several, of each its median, and all their warnings."""
-    if len(runs) == 1:
-        return {name: value for name, value in runs[0].items() if name not in ("details", "samples")}
-    warnings = dict.fromkeys(warning for figures in runs for warning in figures["warnings"])
-    return {
-        name: statistics.median(figures[name] for figures in runs)
-        for name, value in runs[0].items()
-        if all(isinstance(figures[name], int | float) for figures in runs) and name != "seed"
-    } | {"warnings": list(warnings)}
+    """What is the same in all runs as it is, of other figures the median, and all their warnings."""
+    found: Report = {"warnings": list(dict.fromkeys(warning for run in runs for warning in run["warnings"]))}
+    for name, value in runs[0].items():
+        values = [figures[name] for figures in runs]
+        if name in ("details", "samples", "warnings"):
+            continue
+        if all(other == value for other in values):
+            found[name] = value
+        elif name != "seed" and all(isinstance(other, int | float) for other in values):
+            found[name] = statistics.median(values)
+    return found
 
 
 def _allow_open_files() -> None:

@@ -143,7 +143,11 @@ class Driver:
         parser, started = EventParser(), self._started
 
         def take(data: bytes, at: float) -> None:
-            for payload in parser.feed(data):
+            try:
+                payloads = parser.feed(data)
+            except ValueError as error:
+                raise StreamError(str(error)) from error
+            for payload in payloads:
                 if tokens := reader.event(payload, at - started):
                     self._progress.chunk(tokens)
 
@@ -155,7 +159,15 @@ class Driver:
         )
         if response.status >= 300:
             raise StreamError(refusal(response))
-        reader.end()
+        try:
+            reader.end()
+        except StreamError as error:
+            kind = [response.headers.get(f"content-{name}", "") for name in ("encoding", "type")]
+            if not record.chunks and not (kind[0] == "" and "event-stream" in kind[1]):
+                raise StreamError(
+                    f"{error}: it came as {' '.join(filter(None, kind)) or 'no type'}"
+                ) from error
+            raise
 
     def _follow(self, index: int, record: Record, whole: Whole) -> None:
         """Starts the items that come after this one."""

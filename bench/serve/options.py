@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapless.bench.report import add_report_options
+import orjson
+
+from gapless.bench.report import add_report_options, output_file
 from gapless.bench.serve import arrivals, datasets, plot
 from gapless.bench.serve.dialects import BACKENDS
 from gapless.bench.serve.goodput import Goodput, parse_goodput
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = DEFINITIONS
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=BACKENDS, default="gapless", help="its kind (default: gapless)")
-    server.add_argument("--base-url", metavar="URL", help="(default: http://HOST:PORT)")
+    server.add_argument("--base-url", metavar="URL", help="with or without /v1 (default: http://HOST:PORT)")
     server.add_argument("--host", default="127.0.0.1", metavar="HOST", help="(default: 127.0.0.1)")
     server.add_argument("--port", type=int, default=30000, metavar="INT", help="(default: 30000)")
     server.add_argument("--model", metavar="NAME", help="else the one that the server has")
@@ -79,7 +80,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="limits that a good request keeps, all of them: ttft, tpot, itl, e2el, in milliseconds",
+        help="limits that a good request keeps, all of them: ttft, tpot, e2el, in milliseconds",
     )
     group.add_argument(
         "--find-max-rate",
@@ -92,7 +93,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sweep", metavar="NAME=V,V,...", help=f"a run for each value of one of {', '.join(SWEPT)}"
     )
-    group.add_argument("--plot", type=Path, metavar="FILE", help="draw the report: .html or .png")
+    group.add_argument("--plot", type=output_file, metavar="FILE", help="draw the report: .html or .png")
     group.add_argument(
         "--output-details", action="store_true", help="keep each token's gap and the texts in the report"
     )
@@ -115,18 +116,17 @@ def check(parsed: argparse.Namespace) -> None:
     sweep, goodput = sweep_from(parsed), goodput_from(parsed)
     if parsed.plot is not None:
         plot.check_plot(parsed.plot)
-    if parsed.find_max_rate:
-        if goodput is None:
-            raise ConfigError("--find-max-rate needs the limits of --goodput")
-        if parsed.ramp_up_strategy:
-            raise ConfigError("--find-max-rate: a ramp is not a rate")
+    if parsed.find_max_rate and goodput is None:
+        raise ConfigError("--find-max-rate needs the limits of --goodput")
+    if parsed.ramp_up_strategy and (parsed.find_max_rate or (sweep and sweep.name == "request-rate")):
+        raise ConfigError("--ramp-up-strategy: a ramp is not a rate to search or to sweep")
     if sum((parsed.find_max_rate, sweep is not None, parsed.repeat > 1)) > 1:
         raise ConfigError("--find-max-rate, --sweep and --repeat each decide which runs there are: give one")
 
 
 def base_url(parsed: argparse.Namespace) -> str:
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
-    return parsed.base_url or f"http://{host}:{parsed.port}"
+    return (parsed.base_url or f"http://{host}:{parsed.port}").rstrip("/").removesuffix("/v1")
 
 
 def headers(parsed: argparse.Namespace) -> dict[str, str]:
@@ -142,11 +142,18 @@ def headers(parsed: argparse.Namespace) -> dict[str, str]:
 
 def extra_body(parsed: argparse.Namespace) -> dict[str, Any]:
     try:
-        extra = json.loads(parsed.extra_request_body)
-    except json.JSONDecodeError as error:
+        extra = orjson.loads(parsed.extra_request_body)
+    except orjson.JSONDecodeError as error:
         raise ConfigError(f"--extra-request-body: not JSON: {error}") from error
     if not isinstance(extra, dict):
         raise ConfigError("--extra-request-body: must be an object")
+    sampling = extra.get("sampling_params", {})
+    if not isinstance(sampling, dict):
+        raise ConfigError("--extra-request-body: sampling_params must be an object")
+    if not extra.get("stream", True) or any(fields.get("n", 1) != 1 for fields in (extra, sampling)):
+        raise ConfigError(
+            "--extra-request-body: requests are streams of one answer each, not stream: false or n"
+        )
     return extra
 
 

@@ -48,11 +48,9 @@ class Run:
 
 
 def check_plot(path: Path) -> None:
-    """Raises ConfigError, before any work, where write_plot() could not write `path`."""
+    """Raises ConfigError, before any work, where write_plot() cannot draw such a file."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: {path.parent} is not a directory")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot: matplotlib is missing; pip install 'gapless[plot]'")
 
@@ -74,7 +72,7 @@ def write_plot(path: Path, runs: Sequence[Run]) -> None:
         f"<style>{STYLE}</style>{drawing[drawing.index('<svg') :]}",
         *(f"<h2>{escape(run.label)}</h2><pre>{escape(table(run.report))}</pre>" for run in runs),
     ]
-    path.write_text("\n".join(page))
+    path.write_text("\n".join(page), encoding="utf-8")
 
 
 def _draw(runs: Sequence[Run]) -> Figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gapless.bench.serve.dialects import Asking
+from gapless.bench.serve.dialects import Asking, Whole, is_messages
 from gapless.runtime.core.errors import ConfigError, GaplessError
 from gapless.runtime.core.http_client import HttpClient, Response
 
@@ -57,27 +57,34 @@ async def probe(client: HttpClient, backend: str, model: str | None) -> Facts:
         )
     except (OSError, TimeoutError) as error:
         raise ServerError(f"the server does not answer: {error}") from error
-    served = [entry.get("id", "") for entry in names.get("data", []) if isinstance(entry, dict)]
+    cards = names.get("data")
+    cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+    served = [str(card["id"]) for card in cards if card.get("id")]
     if not (served or about or model):
         raise ServerError("the server does not say which model it has: give --model")
     if model and served and model not in served:
         raise ConfigError(f"--model {model}: the server has {', '.join(served)}", param="model")
-    roots = [entry.get("root") for entry in names.get("data", []) if isinstance(entry, dict)]
+    vocab_size = about.get("vocab_size")
     return Facts(
-        model=model or (served[0] if served else about.get("model_path", "default")),
-        model_path=about.get("tokenizer_path")
-        or about.get("model_path")
-        or (roots[0] if roots else "")
-        or "",
-        vocab_size=about.get("vocab_size") or None,
+        model=model or (served[0] if served else str(about.get("model_path", "default"))),
+        model_path=str(
+            about.get("tokenizer_path")
+            or about.get("model_path")
+            or (cards[0].get("root") if cards else "")
+            or ""
+        ),
+        vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
         incremental=bool(info.get("incremental_streaming_output") or info.get("stream_output")),
         info=about | info,
     )
 
 
-async def check_answers(client: HttpClient, asking: Asking) -> None:
-    """One small request, so that a wrong model, key or address is known before the load. Raises ServerError."""
-    prompt = "Hello"
+async def check_answers(client: HttpClient, asking: Asking, like: Whole) -> None:
+    """One small request to the route of prompts like `like`, so that a wrong model, key or address is known before.
+
+    Raises ServerError.
+    """
+    prompt: Whole = [{"role": "user", "content": "Hello"}] if is_messages(like) else "Hello"
     try:
         response = await client.request(
             "POST", asking.path(prompt), asking.body(prompt, 1), timeout=PROBE_SECONDS * 6
@@ -144,7 +151,8 @@ def refusal(response: Response) -> str:
         words = error.get("message", error) if isinstance(error, dict) else error
     except orjson.JSONDecodeError:
         words = response.body.decode(errors="replace").strip()
-    return f"{response.status} {str(words)[:300]}"
+    elsewhere = f", it is at {response.headers['location']}" if "location" in response.headers else ""
+    return f"{response.status} {str(words)[:300]}{elsewhere}"
 
 
 def _gauge(text: bytes, name: bytes) -> float:
@@ -164,9 +172,9 @@ async def _first(client: HttpClient, *paths: str) -> dict[str, Any]:
 
 
 async def _json(client: HttpClient, path: str) -> dict[str, Any]:
-    """The route's object; empty where the server has no such route. Raises ServerError for 401 and 403."""
+    """The route's object; empty where the server has no such route. Raises ServerError for a redirect, 401 and 403."""
     response = await client.request("GET", path, timeout=PROBE_SECONDS)
-    if response.status in (401, 403):
+    if response.status in (401, 403) or "location" in response.headers:
         raise ServerError(f"{path}: {refusal(response)}")
     if response.status != 200:
         return {}

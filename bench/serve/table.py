@@ -11,7 +11,7 @@ Report = Mapping[str, Any]
 
 RUN = ("backend", "model", "dataset_name", "request_rate", "max_concurrency")
 COUNTS = """\
-requests       {completed} completed, {failed} failed, {cut} cut, in {duration} s
+requests       {completed} completed, {failed} failed, {cut} cut, {unsent} not sent, in {duration} s
 input tokens   {total_input_tokens} (the client's count: {asked_input_tokens}), {cached_tokens} from the cache: \
 hit rate {cache_hit_rate}
 output tokens  {total_output_tokens} of {asked_output_tokens} asked, {total_output_tokens_retokenized} retokenised; \

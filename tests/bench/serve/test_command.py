@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from scripted_server import scripted_server
 
+from gapless.bench.serve import runner
 from gapless.bench.serve.server import ServerError
 from gapless.runtime.core.errors import ConfigError, GaplessError
 
 from .serving import bench_serve, requests_of
 
+RAMP = ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"]
 SMALL = ("--num-prompts", "3", "--random-input-len", "8", "--random-output-len", "2")
 
 
@@ -43,7 +46,15 @@ def fresh_log(url: str) -> None:
         (["--plot", "out.pdf"], "--plot"),
         (["--extra-request-body", "[1]"], "--extra-request-body"),
         (["--extra-request-body", "{"], "--extra-request-body"),
+        (["--extra-request-body", '{"n": 2}'], "--extra-request-body"),
+        (["--extra-request-body", '{"stream": false}'], "--extra-request-body"),
+        (["--extra-request-body", '{"seed": NaN}'], "--extra-request-body"),
+        (["--extra-request-body", '{"sampling_params": 5}'], "--extra-request-body"),
+        (["--extra-request-body", '{"sampling_params": {"n": 2}}'], "--extra-request-body"),
         (["--header", "nothing"], "--header"),
+        (["--header", "x=a\rb"], "--header"),
+        ([*RAMP, "--sweep", "request-rate=1,2"], "--ramp-up-strategy"),
+        ([*RAMP, "--find-max-rate", "--goodput", "ttft:5"], "--ramp-up-strategy"),
         (["--request-rate", "-1"], "--request-rate"),
         (["--temperature", "nan"], "--temperature"),
         (["--request-timeout", "0"], "--request-timeout"),
@@ -88,6 +99,36 @@ def test_the_report_is_one_line_of_json_with_the_keys_of_sglang(url: str, tmp_pa
     assert report["model"] == "scripted" and report["request_rate"] == "inf"
 
 
+def test_the_report_is_json_to_every_reader(url: str, tmp_path: Path) -> None:
+    """Python alone reads Infinity."""
+    bench_serve(url, tmp_path, *SMALL, "--burstiness", "inf")
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    assert report["options"]["request_rate"] == report["options"]["burstiness"] == "inf"
+
+
+def test_a_base_url_may_end_as_openais_does(url: str, tmp_path: Path) -> None:
+    code, report = bench_serve(f"{url}/v1/", tmp_path, *SMALL, "--backend", "openai")
+    assert (code, report["completed"]) == (0, 3)
+
+
+def test_a_plot_that_could_not_be_written_is_an_error_before_the_work(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "plot.html"
+    directory.mkdir()
+    with pytest.raises(SystemExit):
+        bench_serve(url, tmp_path, *SMALL, "--plot", str(directory))
+    assert "Is a directory" in capsys.readouterr().err
+    assert httpx.get(f"{url}/log").json() == []
+
+
+def test_a_warm_up_that_failed_is_said(tmp_path: Path) -> None:
+    with scripted_server([{}, {"status": 503}, {}, {}, {}]) as cold:
+        _, report = bench_serve(cold, tmp_path, *SMALL, "--warmup-requests", "1")
+    assert report["failed"] == 0
+    assert report["warnings"][0] == "failed warm-up requests: 1 of 1; one of them: 503 as scripted"
+
+
 def test_keys_are_sent_and_kept_out_of_the_report(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +165,31 @@ def test_repeated_runs_give_their_medians(url: str, tmp_path: Path) -> None:
     assert len(durations) == 3 and report["duration"] == durations[1]
 
 
+def test_what_is_the_same_in_all_runs_is_kept(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, report = bench_serve(url, tmp_path, *SMALL, "--repeat", "2", "--goodput", "ttft:60000")
+    assert (report["request_rate"], report["goodput_limits"]) == ("inf", {"ttft": 60000})
+    assert "of the requests within ttft 60000 ms" in capsys.readouterr().out
+
+
+def test_runs_that_are_over_are_kept_when_the_server_refuses_to_go_on(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = iter([None])
+
+    async def flush(*_: object) -> None:
+        if next(flushes, ServerError("busy")) is not None:
+            raise ServerError("busy")
+
+    monkeypatch.setattr(runner, "flush", flush)
+    with pytest.raises(ServerError, match="busy"):
+        bench_serve(url, tmp_path, *SMALL, "--sweep", "request-rate=500,900", "--flush-cache")
+    assert "500.00" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [point["request_rate"] for point in report["points"]] == [500]
+
+
 def test_a_turn_has_the_answers_before_it(url: str, tmp_path: Path) -> None:
     options = ("--dataset-name", "multi-turn", "--multi-turn-num-users", "2", "--multi-turn-turns", "3")
     lengths = ("--multi-turn-system-len", "5", "--multi-turn-text-len", "4", "--multi-turn-output-len", "3")
@@ -154,13 +220,15 @@ def test_a_turn_after_one_that_failed_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_messages_go_to_the_chat_route(url: str, tmp_path: Path) -> None:
+    """The small request and the warm-up, too: a server may have no other."""
     lines = tmp_path / "lines.jsonl"
     messages = [{"role": "user", "content": "hello"}]
     lines.write_text(json.dumps({"messages": messages, "output_len": 2}) + "\n")
-    _, report = bench_serve(url, tmp_path, "--dataset-name", "custom", "--dataset-path", str(lines))
-    (request,) = requests_of(url, report)
-    assert request["path"] == "/v1/chat/completions"
-    assert request["body"]["messages"] == messages and report["completed"] == 1
+    options = ("--dataset-name", "custom", "--dataset-path", str(lines), "--warmup-requests", "1")
+    _, report = bench_serve(url, tmp_path, *options)
+    log = httpx.get(f"{url}/log").json()
+    assert [request["path"] for request in log] == ["/v1/chat/completions"] * 3
+    assert log[-1]["body"]["messages"] == messages and report["completed"] == 1
 
 
 @pytest.mark.parametrize("streaming", [(), ("--incremental-streaming-output",)])

@@ -258,7 +258,7 @@ def test_the_figures_agree_with_each_other(records: list[Record]) -> None:
 
 
 def plain(count: int = 40, **changes: Any) -> list[Record]:
-    return [record((1.0, 1), (1.1, 1), **changes) for _ in range(count)]
+    return [record((1.0, 1), (1.1, 1), **{"cached_tokens": 0} | changes) for _ in range(count)]
 
 
 def found(records: list[Record], **facts: Any) -> str:
@@ -273,6 +273,8 @@ def test_failures_are_said_with_the_commonest_reason() -> None:
     failed = [record(error="busy"), record(error="busy"), record(error="lost")]
     assert found(plain() + failed) == "failed requests: 3 of 43; 2 of them: busy"
     assert "no request completed: there are no latencies" in found(failed)
+    apart = [record(error=f"lost {number}") for number in range(20)]
+    assert "22 of 62; 2 of them: busy" in found(plain() + failed[:2] + apart)
 
 
 def test_early_stops_are_said() -> None:
@@ -290,6 +292,8 @@ def test_a_warm_cache_is_said_unless_the_load_explains_the_hits() -> None:
     assert found(warm, explained_tokens=200) == ""
     assert found(warm, explained_tokens=199) != ""
     assert found(warm, chat=True) == ""
+    assert "whether it was warm is not known" in found(plain(cached_tokens=None))
+    assert found(plain(cached_tokens=None), flushed=True) == ""
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def lines(text: str) -> dict[str, list[str]]:
 def test_every_figure_has_its_place() -> None:
     text = table(report(backend="gapless", request_rate=4.0, warnings=["a", "b"]))
     assert text.startswith(
-        "backend gapless, request rate 4.0\nrequests       1 completed, 1 failed, 0 cut, in 2.00 s\n"
+        "backend gapless, request rate 4.0\nrequests       1 completed, 1 failed, 0 cut, - not sent, in 2.00 s\n"
     )
     assert "input tokens   12 (the client's count: 10), 6 from the cache: hit rate 0.50\n" in text
     assert "output tokens  3 of 5 asked, 4 retokenised; 1 early stops\n  1 failed: 503: busy\n" in text

@@ -66,6 +66,10 @@ class Expression:
     def __radd__(self, other: object) -> Expression:
         return Concatenation((*leaves(other), *leaves(self)))
 
+    def __format__(self, spec: str) -> NoReturn:
+        """In an f-string it would be a text that says how it is written."""
+        raise TypeError(f"{self!r:.80} is not text: write it outside of the f-string, joined by +")
+
 
 Leaf = str | Expression  # what is not a concatenation
 

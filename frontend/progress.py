@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 _WIDTH = 30
 _SECONDS = 0.1  # between two looks of it
@@ -21,12 +22,16 @@ class ProgressBar:
         now = time.monotonic() - self._begin
         if now - self._shown >= _SECONDS or self._done == self._total:
             self._shown = now
-            self._write(now)
+            # Where stderr is missing, broken or closed, the batch goes on without a bar.
+            with suppress(OSError, ValueError):
+                self._write(now)
 
     def _write(self, seconds: float) -> None:
         filled = _WIDTH * self._done // self._total
         failures = f", {self._failed} failed" if self._failed else ""
         end = "\n" if self._done == self._total else ""
+        if sys.stderr is None:
+            return
         sys.stderr.write(
             f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {self._done}/{self._total}{failures}, "
             f"{self._done / seconds if seconds else 0:.1f}/s, {seconds:.1f} s{end}"

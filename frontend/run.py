@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -16,6 +17,8 @@ from gapless.frontend.errors import ProgramError, program_error, raising_site
 from gapless.frontend.loop import Signal
 
 _RELEASE_SECONDS = 5.0  # a server that hangs must not hold up the end of what was cancelled because of that
+_SESSION = uuid.uuid4().hex  # shared with the processes that are forked from this one
+_numbers = itertools.count()
 
 _current: ContextVar[Run | None] = ContextVar("gapless_run", default=None)  # whose function runs
 
@@ -34,9 +37,9 @@ class Run:
         self._backend = backend
         self.defaults = defaults or {}  # sampling parameters, where a call gives none of its own
         self.stream = stream
-        self.hint = Hint(uuid.uuid4().hex)
         self.changed = Signal()  # anything of it
         self._process = os.getpid()
+        self.hint = Hint(f"{_SESSION}-{self._process}-{next(_numbers)}")
         self.ended = False
         self.value: Any = None  # what the function returned
         self.error: ProgramError | None = None  # why it failed, once it has ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import signal
 import subprocess
 import sys
@@ -145,6 +146,27 @@ def test_a_backend_that_raises_anything_fails_its_call_alone(error: type[BaseExc
 
     states = program.run_batch([["good"], ["bad"], ["good"]], backend=ScriptedBackend(answer))
     assert [state.error() is None for state in states] == [True, False, True]
+
+
+def test_an_expression_in_an_f_string_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"Gen\(name='x', .* is not text: write it outside of the f-string"):
+        f"Answer: {gen('x')}"
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stderr", [None, Broken()])
+def test_a_batch_goes_on_without_its_bar(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @gapless.function
+    def program(s: ProgramState) -> None:
+        s += "a" + gen("x")
+
+    monkeypatch.setattr(sys, "stderr", stderr)
+    states = program.run_batch([{}] * 3, backend=ScriptedBackend(), progress_bar=True)
+    assert [state["x"] for state in states] == ["<1>"] * 3
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,52 @@ def address(s):  # type: ignore[no-untyped-def]
         s += sgl.gen("answer", temperature=0, regex=r"(25[0-5]|2[0-4]\d|[01]?\d\d?)\.0\.0\.1")
 
 
+@sgl.function
+def tips_in_turns(s):  # type: ignore[no-untyped-def]
+    s += s.system("You are a helpful assistant.")
+    s += sgl.assistant("Two tips for staying healthy: 1. Diet. 2. Exercise.\n\n")
+    forks = s.fork(2)
+    for i in range(2):
+        forks[i] += sgl.assistant(f"Expand tip {i + 1}:\n" + sgl.gen("tip", max_tokens=8, stop="\n\n"))
+    for i in range(2):
+        s += sgl.assistant(f"Tip {i + 1}:" + forks[i]["tip"] + "\n")
+    with s.user():
+        s += "In summary?"
+    s += sgl.assistant_begin()
+    s += "It is " + sgl.gen(max_tokens=8) + sgl.gen("judged", choices=["good", "bad"])
+    s += sgl.assistant_end()
+    return s
+
+
+def propose(s, name, n):  # type: ignore[no-untyped-def]
+    s += sgl.user("Next: " + name)
+    forks = s.fork(n)
+    forks += sgl.assistant(sgl.gen(name, max_tokens=4))
+    return forks
+
+
+@sgl.function
+def tree_search(s, question, n):  # type: ignore[no-untyped-def]
+    s += sgl.user(question)
+    states = [s]
+    for name in ("plan", "solution"):
+        states = [fork for state in states for fork in propose(state, name, n)]
+    return [state.text() for state in states]
+
+
+@sgl.function
+def best_of(s, question):  # type: ignore[no-untyped-def]
+    s += question
+    for _ in range(2):
+        forks = s.fork(2)
+        forks += sgl.gen("word", max_tokens=3)
+        forks.join()
+        s += "|".join(s["word"])
+    few_shot_qa(s, question=question)
+    s += sgl.gen("sure", choices=["yes", "no"], choices_method=sgl.greedy_token_selection)
+    s += sgl.gen_int("count", max_tokens=4) + sgl.gen("n", dtype=float, max_tokens=6)
+
+
 def test_one_run_and_a_batch() -> None:
     state = few_shot_qa.run(question="What is the capital of France?")
     assert state.text().endswith("A:" + state["answer"])
@@ -121,3 +167,29 @@ def test_control_flow_forks_and_grammars() -> None:
     state = address.run()
     assert state["whole"] == state["answer"]
     assert state["answer"].endswith(".0.0.1")
+
+
+def test_turns_in_forks_trees_and_nested_functions() -> None:
+    state = tips_in_turns()
+    assert [turn["role"] for turn in state.messages()] == ["system", *["assistant"] * 3, "user", "assistant"]
+    assert state.ret_value.text() == state.text()
+    assert state.text().endswith(state["judged"] + "<|im_end|>\n")
+    assert len(set(tree_search.run(question="2 + 2?", n=2).ret_value)) == 1  # the toy model is greedy
+    state = best_of.run(question="Which?", temperature=0)
+    assert len(state["word"]) == 2
+    assert f"A:{state['answer']}{state['sure']}{state['count']}{state['n']}" in state.text()
+
+
+@pytest.mark.parametrize("options", [(), ("--incremental-streaming-output",)], ids=["cumulative", "new"])
+def test_a_server_gives_what_the_engine_gives(serve: Any, options: tuple[str, ...]) -> None:
+    endpoint = sgl.RuntimeEndpoint(serve("--chat-template=chatml", *options).url)
+    runs: list[tuple[Any, dict[str, Any]]] = [
+        (multi_turn, {"question_1": "Where?", "question_2": "When?"}),
+        (tips_in_turns, {}),
+        (best_of, {"question": "Which?"}),
+        (address, {}),
+    ]
+    for program, arguments in runs:
+        expected = program.run(**arguments).text()
+        assert program.run(**arguments, backend=endpoint).text() == expected
+        assert "".join(program.run(**arguments, backend=endpoint, stream=True).text_iter()) == expected

@@ -28,7 +28,7 @@ def test_every_benchmark_has_the_same_options_for_the_same_thing(name):
     options = {flag: action for action in parser_of(name)._actions for flag in action.option_strings}
     assert options["--json"] is options["--output-file"]
     assert options["--json"].dest == "json" and options["--seed"].default == 1
-    repeated = {"offline", "overlap", "radix", "shared-prefix", "serve"}
+    repeated = {"offline", "overlap", "programs", "radix", "shared-prefix", "serve"}
     assert ("--repeat" in options) == (name in repeated)
 
 

@@ -65,7 +65,8 @@ def load_kernels(path: Path) -> ctypes.CDLL:
 
 
 class NativeOps:
-    """Implements `kernels.ops.Ops` for contiguous tensors. A row's result does not depend on the others of its step."""
+    """Implements `kernels.ops.Ops` for contiguous tensors. A row's result does not depend on the others of its step,
+    but for bfloat16 products on a CPU that has no instruction for them or has AMX: those are torch's."""
 
     name = "native"
 

@@ -140,7 +140,7 @@ INLINE void value_tile(const int rows, const int vectors, const float *p, const 
     for (i64 j = begin; j < end; j++) {
         const vf *value = (const vf *)(v[j] + column);
         UNROLL for (int r = 0; r < rows; r++) {
-            vf weight = (vf){0} + p[r * BLOCK + j];
+            float weight = p[r * BLOCK + j];
             UNROLL for (int i = 0; i < vectors; i++) sum[r][i] += weight * value[i];
         }
     }

@@ -88,7 +88,7 @@ INLINE void linear_tile(const int rows, const int is_bf16, const Linear *a, i64 
         } else {
             vf w0 = *(const vf *)w, w1 = *(const vf *)(w + 4 * LANES);
             UNROLL for (int r = 0; r < rows; r++) {
-                vf value = (vf){0} + *(const float *)(x + r * row_bytes + i);
+                float value = *(const float *)(x + r * row_bytes + i); /* broadcast by the load: no port for it */
                 acc[r][0] += value * w0;
                 acc[r][1] += value * w1;
             }

@@ -110,6 +110,7 @@ class Worker:
             if self._closed:
                 raise UnavailableError("the server is shutting down")
             if self._process is None or self._process.poll() is not None:
+                _bury(self._process)
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", _MODULE],
                     stdin=subprocess.PIPE,
@@ -127,12 +128,17 @@ class Worker:
     def _end(self) -> None:
         with self._lock:
             process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        _bury(process)
+
+
+def _bury(process: subprocess.Popen[bytes] | None) -> None:
+    """Ends it, if it has not ended, and closes its pipes."""
+    if process is not None:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def _ask(process: subprocess.Popen[bytes], frame: bytes, timeout: float) -> Checked | str:

@@ -86,4 +86,5 @@ def test_metrics_count_what_was_served(serve: Any) -> None:
     assert metric(server, "time_to_first_token_seconds_count") == 2
     assert metric(server, "inter_token_latency_seconds_count") == 6
     assert metric(server, "queue_time_seconds_count") == 2
+    server.wait_info("running", 0)  # it is told by heartbeats
     assert metric(server, "num_running_reqs") == 0
